@@ -1,0 +1,1 @@
+"""The command line: parsing, tables and messages; everything it does is a call into the library."""

@@ -1,0 +1,1 @@
+"""The engine: requests in, step loop, outputs out."""

@@ -1,0 +1,1 @@
+"""Models as data (ModelSpec) and one forward function per kind of model."""

@@ -1,0 +1,50 @@
+"""Declared parameters: from this one list come loading, slicing, quantization, dummy weights and `plan`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Shard = Literal["column", "row", "vocab", "replicated"]
+"""How tensor parallelism may cut a parameter: by output rows, by input columns, by vocabulary rows, not at all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A range of output rows of a fused parameter, as checkpoints store it: q, k and v of qkv_proj."""
+
+    name: str
+    """canonical name, such as layers.0.attn.q_proj.weight"""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Param:
+    """One parameter of a model.
+
+    name: canonical, such as layers.0.attn.qkv_proj.weight. shape: [out_features, in_features] of a linear,
+    [vocab_size, hidden_size] of an embedding, [n] of a vector.
+    kind: "linear" may be packed and quantized; "embedding" is read by rows (and may serve as lm_head);
+    "vector" (norm weights, biases) stays in float32; "constant" is computed by `compute`, not read.
+    parts: the stacked pieces, top to bottom, that a checkpoint may hold instead of the whole.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Literal["linear", "embedding", "vector", "constant"]
+    shard: Shard = "replicated"
+    parts: tuple[Part, ...] = ()
+    quantizable: bool = False
+    plus_one: bool = False
+    """add one to the stored values"""
+    compute: Callable[[], npt.NDArray[np.float32]] | None = None
+
+    @property
+    def num_elements(self) -> int:
+        """Values in the parameter."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count

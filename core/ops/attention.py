@@ -1,0 +1,97 @@
+"""Paged attention (Kwon et al. 2023). One family: the ops share the layout of the KV cache."""
+
+from ..stages import Array
+
+
+def new_kv_cache(
+    *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str, device: str
+) -> Array:
+    """The KV cache of one layer, zeroed: an opaque object for `write_kv` and `paged_attention`.
+
+    The definition holds (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim].
+    """
+    import torch
+
+    from ._torch import torch_dtype
+
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    keys = torch.zeros(shape, dtype=torch_dtype(dtype), device=device)
+    return keys, torch.zeros_like(keys)
+
+
+def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> Array:
+    """Store this step's keys and values; mutates kv_cache and returns it (or its successor).
+
+    key, value: [num_tokens, num_kv_heads, head_dim]; slot_mapping: int32 [num_tokens], slot = block_id *
+    block_size + offset; a slot of -1 is padding and lands in the null block 0 or nowhere.
+    """
+    keys, values = kv_cache
+    slots = slot_mapping.long().clamp(min=0)
+    keys.flatten(0, 1)[slots] = key.to(keys.dtype)
+    values.flatten(0, 1)[slots] = value.to(values.dtype)
+    return kv_cache
+
+
+def paged_attention(
+    query: Array,
+    kv_cache: Array,
+    query_start_loc: Array,
+    seq_lens: Array,
+    block_table: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
+    max_query_len: int = 0,
+    max_seq_len: int = 0,
+) -> Array:
+    """Causal attention of a ragged batch over the paged cache.
+
+    query: [num_tokens, num_heads, head_dim]; request r owns rows query_start_loc[r] : query_start_loc[r + 1],
+    which are its last positions before seq_lens[r]. block_table: int32 [num_reqs, max_num_blocks], -1 padded;
+    position p lies in block block_table[r, p // block_size]. Query head h reads KV head
+    h // (num_heads / num_kv_heads). window: a token sees itself and window - 1 tokens before it, 0 sees all;
+    entries of the table before the window may be stale and are not read. softcap: scores become
+    softcap * tanh(scores / softcap). sinks: float32 [num_heads], one more logit in each softmax's sum.
+    alibi_slopes: float32 [num_heads], adds slope * (key position - query position).
+    Scores, softmax and sums in float32 at least. A request without tokens is allowed.
+    Returns [num_tokens, num_heads, head_dim] in query's dtype.
+    """
+    import torch
+
+    keys, values = kv_cache
+    block_size = keys.shape[1]
+    num_heads, group = query.shape[1], query.shape[1] // keys.shape[2]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out = torch.empty_like(query)
+    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
+    for r in range(len(lens)):
+        begin, end, seq_len = starts[r], starts[r + 1], lens[r]
+        if begin == end:
+            continue
+        first_query = seq_len - (end - begin)
+        first_block = max(0, first_query - window + 1) // block_size if window else 0
+        first_key = first_block * block_size
+        blocks = block_table[r, first_block : -(-seq_len // block_size)].long()
+        num_keys = seq_len - first_key
+        k = keys[blocks].flatten(0, 1)[:num_keys].to(wide).repeat_interleave(group, 1)
+        v = values[blocks].flatten(0, 1)[:num_keys].to(wide).repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", query[begin:end].to(wide), k) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        q_pos = torch.arange(first_query, seq_len, device=query.device)[:, None]
+        k_pos = torch.arange(first_key, seq_len, device=query.device)[None, :]
+        if alibi_slopes is not None:
+            scores = scores + alibi_slopes.to(wide)[:, None, None] * (k_pos - q_pos)
+        hidden = k_pos > q_pos
+        if window:
+            hidden = hidden | (q_pos - k_pos >= window)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            extra = sinks.to(wide)[:, None, None].expand(num_heads, end - begin, 1)
+            scores = torch.cat([scores, extra], -1)
+        weights = scores.softmax(-1)[..., :num_keys]
+        out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v).to(out.dtype)
+    return out

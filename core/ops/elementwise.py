@@ -1,0 +1,94 @@
+"""Elementwise and shape ops: residual adds, activations, splits, gathers."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..stages import Array
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..models.spec import Activation
+
+
+def add(x: Array, y: Array) -> Array:
+    """x + y, both of one shape and dtype."""
+    return x + y
+
+
+def scale(x: Array, factor: float) -> Array:
+    """x * factor; the factor is rounded to x's dtype first."""
+    import torch
+
+    return x * torch.tensor(factor, dtype=x.dtype, device=x.device)
+
+
+def softcap(x: Array, cap: float) -> Array:
+    """cap * tanh(x / cap), in float32 at least, as x's dtype."""
+    import torch
+
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (cap * torch.tanh(wide / cap)).to(x.dtype)
+
+
+def act(x: Array, *, activation: "Activation") -> Array:
+    """An activation function by value, in float32 at least, as x's dtype.
+
+    gelu_tanh is the tanh approximation, relu2 is relu squared, quick_gelu is x * sigmoid(1.702 x).
+    """
+    import torch
+
+    return _activate(x.to(torch.promote_types(x.dtype, torch.float32)), activation).to(x.dtype)
+
+
+def act_mul(x: Array, *, activation: "Activation") -> Array:
+    """act(gate) * up (Shazeer 2020) where x: [num_tokens, 2 * n] holds gate then up. Returns [num_tokens, n]."""
+    import torch
+
+    gate, up = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
+    return (_activate(gate, activation) * up).to(x.dtype)
+
+
+def split(x: Array, sizes: Sequence[int]) -> tuple[Array, ...]:
+    """Cut the last axis: [..., sum(sizes)] -> one [..., size] for each."""
+    return tuple(x.split(list(sizes), -1))
+
+
+def split_heads(x: Array, *, head_dim: int) -> Array:
+    """[num_tokens, num_heads * head_dim] -> [num_tokens, num_heads, head_dim]."""
+    return x.unflatten(-1, (-1, head_dim))
+
+
+def merge_heads(x: Array) -> Array:
+    """[num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]."""
+    return x.flatten(1)
+
+
+def gather(x: Array, indices: Array) -> Array:
+    """Rows of x: [n, ...] by indices: int32 [m] -> [m, ...]."""
+    return x[indices.long()]
+
+
+def cast(x: Array, *, dtype: str) -> Array:
+    """x in another dtype, by headrace's name."""
+    from ._torch import torch_dtype
+
+    return x.to(torch_dtype(dtype))
+
+
+def _activate(x: "torch.Tensor", activation: "Activation") -> "torch.Tensor":
+    import torch.nn.functional as F
+
+    match activation:
+        case "silu":
+            return F.silu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        case "relu":
+            return F.relu(x)
+        case "relu2":
+            return F.relu(x).square()
+        case "quick_gelu":
+            return x * (1.702 * x).sigmoid()

@@ -1,0 +1,283 @@
+"""What a hardware plugin implements: manifest, probe, device, and either a runner or a table of ops.
+
+Reading a manifest imports no vendor library. Argument objects are frozen and keyword-only: fields are only
+added, always with defaults. There is no process-global "current platform".
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+if TYPE_CHECKING:
+    from .config import EngineConfig
+    from .kv.groups import KVGroup
+    from .models.spec import ModelSpec
+    from .stages import StepInput, StepOutput
+    from .weights.source import ParamSource
+
+API = (1, 0)
+"""Version of this interface. A plugin of another major version, or of a newer minor one, is not loaded."""
+
+
+# ---- manifest and probe: data ------------------------------------------------------------------------------
+class Status(StrEnum):
+    """What became of a platform."""
+
+    OK = "ok"
+    NO_DEVICE = "no device"
+    MISSING = "missing package"
+    INCOMPATIBLE = "incompatible plugin interface"
+    BROKEN = "plugin failed to load"
+    CRASHED = "probe crashed"
+    TIMEOUT = "probe timed out"
+    CONFLICT = "name conflict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """One device. `id` is what --device takes: "cpu", or a platform and an index."""
+
+    id: str
+    name: str
+    kind: Literal["cpu", "gpu", "accelerator"]
+    total_bytes: int
+    free_bytes: int
+    arch: str = ""
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What a detection function found. `fix` is a command or setting that would help."""
+
+    status: Status
+    reason: str = ""
+    fix: str = ""
+    devices: tuple[DeviceInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlatformSpec:
+    """A platform's manifest.
+
+    impl, detect: "package.module:name" of a Platform class and of a function () -> Probe; imported when used.
+    priority: --device auto takes the usable platform with the highest; below 0 it is never taken by auto.
+    device_nodes: glob patterns of device files; if none exists the probe is skipped with NO_DEVICE.
+    """
+
+    name: str
+    impl: str
+    detect: str
+    api: tuple[int, int] = API
+    priority: int = 50
+    fix: str = ""
+    device_nodes: tuple[str, ...] = ()
+
+
+# ---- capabilities and negotiation --------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caps:
+    """What a device can do; defaults are conservative."""
+
+    array: Literal["torch", "jax", "opaque"] = "torch"
+    dtypes: tuple[str, ...] = ("float32",)
+    """usable dtypes; the first is what dtype=auto takes if the checkpoint's own is not among them"""
+    schemes: tuple[str, ...] = ()
+    """weight schemes with kernels of their own, such as "q8_0"; others are dequantized and reported as slow"""
+    depth: int = 0
+    """steps that may be in flight before the first one's result is read"""
+    capture: Literal["none", "graph", "compile", "tape"] = "none"
+    bucketed: bool = False
+    """the runner pads token and request counts to buckets"""
+    block_sizes: tuple[int, ...] = ()
+    """block sizes that the attention kernels take; empty: any"""
+    features: frozenset[str] = frozenset()
+    """names out of `models.needs`, such as "softcap" or "sliding_window" """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Something that a model or a setting asks of a device; `why` names what asks."""
+
+    feature: str
+    why: str
+    required: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """A need that a device does not meet: an error, a slower way, or a feature switched off."""
+
+    feature: str
+    reason: str
+    effect: Literal["error", "slow", "off"]
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on a device: all, free, and what this process uses."""
+
+    total_bytes: int
+    free_bytes: int
+    used_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPlan:
+    """A runner's answer to the KV groups: what one block of each group costs, all layers of this rank."""
+
+    block_size: int
+    block_bytes: tuple[int, ...]
+
+
+# ---- ops that a platform brings ----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpContext:
+    """What an op implementation may ask before it says that it can serve a model."""
+
+    spec: "ModelSpec"
+    dtype: str
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpProvider:
+    """Implementations of some ops by one source of kernels.
+
+    ops: op name -> function with the signature of its declaration. declines: (op name, context) -> why this
+    provider cannot serve it there, or "" if it can. Ops of one family that share a memory layout (see
+    core/ops) are taken from one provider together or not at all.
+    """
+
+    name: str
+    priority: int = 50
+    ops: Mapping[str, Callable[..., Any]]
+    declines: Callable[[str, OpContext], str] = lambda op, context: ""
+
+
+# ---- device and runner -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """All that a runner must know, resolved once by the engine."""
+
+    spec: "ModelSpec"
+    dtype: str
+    groups: tuple["KVGroup", ...]
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    engine: "EngineConfig"
+
+
+class Pending(Protocol):
+    """A step that may still be running."""
+
+    def ready(self) -> bool:
+        """True if `result` would not wait."""
+        ...
+
+    def result(self) -> "StepOutput":
+        """Wait for the step. Raises OutOfMemory or DeviceLost."""
+        ...
+
+
+class Runner(ABC):
+    """One model on one rank: everything above talks to hardware through these methods only.
+
+    numpy and plain Python at the border. Order of calls: load, kv_plan, kv_init, warmup, step*, close.
+    """
+
+    @abstractmethod
+    def load(self, params: "ParamSource") -> None:
+        """Take the declared parameters one by one; never hold two full copies."""
+
+    @abstractmethod
+    def kv_plan(self) -> KVPlan:
+        """What KV blocks cost on this device."""
+
+    @abstractmethod
+    def kv_init(self, num_blocks: Sequence[int]) -> None:
+        """Allocate exactly this many blocks per group; block 0 is the null block. Raises OutOfMemory."""
+
+    @abstractmethod
+    def warmup(self) -> None:
+        """Compile or capture. After it `step` may do neither."""
+
+    @abstractmethod
+    def step(self, batch: "StepInput") -> Pending:
+        """Run one step. All KV of a layer is written before any attention of that layer reads."""
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Memory of the device now."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything; may be called twice."""
+
+    # Optional: canonical host layout is [n, layers, 2, block_size, num_kv_heads, head_dim].
+    def read_blocks(self, group: int, block_ids: Sequence[int]) -> Any:
+        """KV blocks of a group as a numpy array in the canonical layout."""
+        raise NotImplementedError
+
+    def write_blocks(self, group: int, block_ids: Sequence[int], data: Any) -> None:
+        """The reverse of `read_blocks`."""
+        raise NotImplementedError
+
+
+class Device(ABC):
+    """An opened device (or group of devices) in this process."""
+
+    info: DeviceInfo
+    caps: Caps
+
+    def check(self, needs: Sequence[Need]) -> list[Gap]:
+        """Which needs this device does not meet; called before any weight is read.
+
+        The default says that a device meets what its capabilities list.
+        """
+        return [
+            Gap(
+                feature=need.feature,
+                reason=f"{need.why} needs {need.feature}",
+                effect="error" if need.required else "off",
+            )
+            for need in needs
+            if need.feature not in self.caps.features
+        ]
+
+    @abstractmethod
+    def runner(self, config: RunnerConfig) -> Runner:
+        """A runner for one model."""
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Memory of the device now."""
+
+    def providers(self) -> Sequence[OpProvider]:
+        """Op providers of this platform for this device; the definitions stand behind them."""
+        return ()
+
+    def describe(self) -> Mapping[str, str]:
+        """What the start log says of this device: threads, instruction set and the like."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027
+        """Release the device; may be called twice."""
+
+
+class Platform(ABC):
+    """A family of devices, opened in the process that will use them."""
+
+    api: ClassVar[tuple[int, int]] = API
+
+    @abstractmethod
+    def open(self, ids: Sequence[str], config: "EngineConfig") -> Device:
+        """Open devices by the ids after the colon in --device ([] for the default one).
+
+        The vendor's stack is imported here. Raises DeviceUnavailable.
+        """

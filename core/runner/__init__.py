@@ -1,0 +1,1 @@
+"""From a plan to device arrays, a forward pass and sampled tokens."""

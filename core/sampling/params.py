@@ -1,0 +1,105 @@
+"""How one request is sampled and when it ends. Names and meanings are vLLM's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import RequestError
+
+GREEDY_EPSILON = 1e-5
+"""Temperatures below this are greedy: the highest logit wins, without noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Parameters of one request; validated when made, never changed. Raises RequestError."""
+
+    n: int = 1
+    """completions of the prompt"""
+    max_tokens: int | None = None
+    """output tokens at most; None is up to max_model_len"""
+    min_tokens: int = 0
+    """output tokens before an end of sequence or a stop may end the request"""
+    temperature: float = 1.0
+    """0 is greedy"""
+    top_p: float = 1.0
+    """keep the smallest set of tokens whose probability reaches this"""
+    top_k: int = 0
+    """keep this many tokens; 0 or -1 keeps all"""
+    min_p: float = 0.0
+    """drop tokens below this fraction of the most likely token's probability"""
+    presence_penalty: float = 0.0
+    """subtracted once from the logit of each token that the output has; -2 to 2"""
+    frequency_penalty: float = 0.0
+    """subtracted per occurrence in the output; -2 to 2"""
+    repetition_penalty: float = 1.0
+    """divides positive and multiplies negative logits of tokens in prompt or output"""
+    seed: int | None = None
+    """same seed, same tokens; None takes one when the request is admitted"""
+    stop: Sequence[str] = ()
+    """end when one of these appears in the text"""
+    stop_token_ids: Sequence[int] = ()
+    """end after one of these tokens"""
+    ignore_eos: bool = False
+    """go on after an end-of-sequence token"""
+    include_stop_str_in_output: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """token id -> value added to its logit"""
+    allowed_token_ids: Sequence[int] = ()
+    """only these tokens may be sampled; empty allows all"""
+    bad_words: Sequence[str] = ()
+    """texts whose token sequence must not be completed"""
+    logprobs: int | None = None
+    """log probabilities of the chosen token and this many most likely ones"""
+    prompt_logprobs: int | None = None
+    """the same for each token of the prompt"""
+    skip_special_tokens: bool = True
+    detokenize: bool = True
+    logits_processors: Sequence[str] = ()
+    """names of logits processors that plugins supply"""
+    extra_args: Mapping[str, Any] = field(default_factory=dict)
+    """arguments for those plugins"""
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "bad_words"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+        _check(self.n >= 1, "n must be at least 1", self.n)
+        _check(
+            self.max_tokens is None or self.max_tokens >= 0,
+            "max_tokens must not be negative",
+            self.max_tokens,
+        )
+        _check(self.min_tokens >= 0, "min_tokens must not be negative", self.min_tokens)
+        if self.max_tokens is not None:
+            _check(self.min_tokens <= self.max_tokens, "min_tokens must not exceed max_tokens", self.min_tokens)
+        _check(0 <= self.temperature < float("inf"), "temperature must be 0 or more", self.temperature)
+        _check(0 < self.top_p <= 1, "top_p must be in (0, 1]", self.top_p)
+        _check(self.top_k >= -1, "top_k must be -1, 0 or more", self.top_k)
+        _check(0 <= self.min_p <= 1, "min_p must be in [0, 1]", self.min_p)
+        _check(-2 <= self.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", self.presence_penalty)
+        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", self.frequency_penalty)
+        _check(
+            0 < self.repetition_penalty < float("inf"),
+            "repetition_penalty must be above 0",
+            self.repetition_penalty,
+        )
+        _check(all(self.stop), "stop strings must not be empty", list(self.stop))
+        _check(all(self.bad_words), "bad_words must not be empty", list(self.bad_words))
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _check(value is None or value >= 0, f"{name} must be None, 0 or more", value)
+        finite = all(abs(v) <= 1e4 or v == float("-inf") for v in self.logit_bias.values())
+        _check(finite, "logit_bias values must be finite", dict(self.logit_bias))
+        if self.seed is not None:
+            _check(-(2**63) <= self.seed < 2**64, "seed must fit in 64 bits", self.seed)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if the highest logit wins."""
+        return self.temperature < GREEDY_EPSILON
+
+
+def _check(ok: bool, rule: str, value: object) -> None:
+    if not ok:
+        raise RequestError(f"{rule}, got {value!r}", code="invalid_sampling_params")

@@ -1,0 +1,262 @@
+"""What the stages of the engine exchange. Frozen; each field's comment names the stage that writes it.
+
+llm / server --EngineRequest--> engine --> scheduler --Plan--> executor --> runner --ForwardBatch-->
+device --StepOutput--> runner --StepResult--> scheduler.commit --Delta--> engine --RequestOutput--> user
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .sampling.params import SamplingParams
+
+Array = Any
+"""A device array. Opaque: outside core/ops and the platforms nothing but ops may touch it."""
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+# ---- llm / server -> engine -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One request for one completion (a request with n > 1 becomes n of these)."""
+
+    request_id: str  # llm / server
+    prompt_token_ids: Sequence[int]  # llm / server (tokenizer)
+    sampling_params: SamplingParams  # llm / server
+    arrival_s: float  # llm / server; the engine's clock
+    priority: int = 0  # llm / server; smaller runs first
+    cache_salt: str = ""  # llm / server; requests share prefix blocks only within one salt
+
+
+# ---- scheduler -> executor -> runner ----------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """All that the runner must know of a request that got a slot in this step."""
+
+    request_id: str  # scheduler
+    epoch: int  # scheduler
+    slot: int  # scheduler
+    token_ids: Sequence[int]  # scheduler; prompt and, after a preemption, the outputs so far
+    num_prompt_tokens: int  # scheduler
+    num_computed_tokens: int  # scheduler; prefix-cache hit
+    sampling_params: SamplingParams  # llm / server
+    seed: int  # scheduler; assigned at admission
+    stop_token_ids: Sequence[int] = ()  # scheduler; ids that end the request, banned until min_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request's share of one step: positions [start, start + num_tokens)."""
+
+    request_id: str  # scheduler
+    epoch: int  # scheduler; a result of an older epoch is dropped
+    slot: int  # scheduler
+    num_tokens: int  # scheduler
+    num_draft_tokens: int  # scheduler; of num_tokens, how many verify drafts
+    sample: bool  # scheduler; the last position(s) give a token
+    start: int | None  # scheduler; None: the device knows (a step in flight decides)
+    new_blocks: Sequence[Sequence[int]]  # scheduler; per KV group, block ids appended to the block table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One step. Plain data, so that it can cross a process border."""
+
+    step: int  # scheduler
+    rows: Sequence[Row]  # scheduler
+    new: Sequence[NewRequest]  # scheduler; tell the runner before its rows
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions that this step computes."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+# ---- runner -> device -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch:
+    """What a forward function reads. On the host its arrays are numpy int32, on a device the platform's own.
+
+    Request r owns tokens query_start_loc[r] : query_start_loc[r + 1]; prefill chunks, decodes and draft
+    verification are the same thing. Padding is -1 in every table and slot.
+    """
+
+    input_ids: Array  # [num_tokens] runner; -1: the token that slot token_slots[i] sampled last (run-ahead)
+    positions: Array  # [num_tokens] runner
+    query_start_loc: Array  # [num_reqs + 1] runner
+    seq_lens: Array  # [num_reqs] runner; tokens in the cache after this step
+    block_tables: Sequence[Array]  # per KV group [num_reqs, max_num_blocks] runner
+    slot_mappings: Sequence[Array]  # per KV group [num_tokens] runner; block_id * block_size + offset
+    logits_indices: Array  # [num_logits] runner; the tokens whose logits are needed
+    token_slots: Array | None = None  # [num_tokens] runner; None if no input_id is -1
+    rope_rows: Array | None = None  # [num_tokens] runner; which row of a rope table with variants (LongRoPE)
+    max_query_len: int = 0  # runner; an upper bound, 0 if unknown
+    max_seq_len: int = 0  # runner; an upper bound, 0 if unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCaches:
+    """The KV caches of all layers, as a forward function takes and returns them."""
+
+    layers: Sequence[Array]  # device; one opaque cache per layer, made by ops.new_kv_cache
+    group_of_layer: Sequence[int]  # device; which block table and slot mapping of the batch a layer uses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingBatch:
+    """What the sampler reads, one row per sampled position. An array that no row needs is None.
+
+    Sparse edits are lists of (row, token) pairs: `bias_*` and `penalty_*` arrays of equal length.
+    """
+
+    rows: Array  # [num_samples] runner; index into the logits rows of this step
+    slots: Array  # [num_samples] runner; where the sampled token is remembered for run-ahead
+    positions: Array  # [num_samples] runner; position of the token to be sampled, keys the noise
+    seeds: Array  # [num_samples] runner; low 32 bits of the mixed seed, as int32 bit pattern
+    temperature: Array | None = None  # [num_samples] float32; 0 is greedy; None: all rows are greedy
+    top_k: Array | None = None  # [num_samples] int32; 0 keeps all
+    top_p: Array | None = None  # [num_samples] float32
+    min_p: Array | None = None  # [num_samples] float32
+    allow_mask: Array | None = None  # [num_samples, ceil(vocab_size / 32)] int32 bits; 1 allows
+    bias_rows: Array | None = None  # [num_bias] int32
+    bias_tokens: Array | None = None  # [num_bias] int32
+    bias_values: Array | None = None  # [num_bias] float32; -inf bans
+    penalty_rows: Array | None = None  # [num_penalties] int32
+    penalty_tokens: Array | None = None  # [num_penalties] int32
+    penalty_counts: Array | None = None  # [num_penalties] int32; occurrences in the output
+    repetition: Array | None = None  # [num_samples] float32
+    frequency: Array | None = None  # [num_samples] float32
+    presence: Array | None = None  # [num_samples] float32
+    processors: Sequence[tuple[int, Any]] = ()  # (row, f(logits [vocab_size]) -> logits) on the host
+    num_logprobs: int = -1  # -1: none; else how many most likely tokens besides the chosen one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobsBatch:
+    """Positions of prompts whose log probabilities were asked for."""
+
+    rows: Array  # [num_positions] runner; index into the logits rows of this step
+    targets: Array  # [num_positions] runner; the token that follows
+    num_logprobs: int  # runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInput:
+    """One step for the device."""
+
+    forward: ForwardBatch  # runner
+    sampling: SamplingBatch | None = None  # runner
+    prompt_logprobs: PromptLogprobsBatch | None = None  # runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobArrays:
+    """Log probabilities on the host, of the distribution before penalties, temperature and masks."""
+
+    chosen: FloatArray  # [num_rows] device; of the chosen (or target) token
+    ranks: IntArray  # [num_rows] device; 1 is the most likely
+    top_ids: IntArray  # [num_rows, num_logprobs] device; most likely first
+    top_values: FloatArray  # [num_rows, num_logprobs] device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What a device gives back for one StepInput; numpy."""
+
+    token_ids: IntArray  # [num_samples] device
+    logprobs: LogprobArrays | None = None  # device
+    prompt_logprobs: LogprobArrays | None = None  # device
+    timings: Mapping[str, float] = field(default_factory=dict)  # device; seconds
+
+
+# ---- runner -> scheduler -> engine ------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log probabilities for one token of one request: the chosen token first, then the most likely ones."""
+
+    token_ids: Sequence[int]  # runner
+    logprobs: Sequence[float]  # runner
+    ranks: Sequence[int]  # runner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step gave, row by row of its plan."""
+
+    step: int  # runner
+    token_ids: Sequence[Sequence[int]]  # runner; per row, empty if it did not sample
+    logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
+    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
+    error: str = ""  # executor; the step failed and nothing of it counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step changed for one request."""
+
+    request_id: str  # scheduler
+    token_ids: Sequence[int]  # scheduler
+    finish_reason: FinishReason | None = None  # scheduler
+    stop_reason: int | str | None = None  # scheduler: the stop token's id; engine: the stop string
+    num_cached_tokens: int = 0  # scheduler; prefix-cache hits of the request
+    logprobs: Sequence[TokenLogprobs] = ()  # runner
+    prompt_logprobs: Sequence[TokenLogprobs] = ()  # runner
+    error: str = ""  # scheduler; why finish_reason is "error"
+
+
+# ---- engine -> user ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """One token's log probability, as users see it."""
+
+    logprob: float  # runner
+    rank: int | None  # runner; 1 is the most likely
+    decoded_token: str  # engine (detokenizer)
+    bytes: Sequence[int] = ()  # engine (detokenizer); the token's own bytes, which may be part of a character
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One completion. In a stream, each output holds all that was generated so far."""
+
+    index: int  # llm
+    text: str  # engine (detokenizer)
+    token_ids: list[int]  # scheduler
+    cumulative_logprob: float | None = None  # engine
+    logprobs: list[dict[int, Logprob]] | None = None  # engine
+    finish_reason: FinishReason | None = None  # scheduler or engine
+    stop_reason: int | str | None = None  # scheduler or engine
+
+    @property
+    def finished(self) -> bool:
+        """True once the completion has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimings:
+    """When things happened to a request; seconds of the engine's clock."""
+
+    arrival_s: float  # llm / server
+    scheduled_s: float | None = None  # engine; first time in a plan
+    first_token_s: float | None = None  # engine
+    finished_s: float | None = None  # engine
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """A request's state as its user sees it: in a stream so far, in the end whole."""
+
+    request_id: str  # llm
+    prompt: str | None  # llm
+    prompt_token_ids: list[int]  # llm
+    outputs: list[CompletionOutput]  # llm; by index
+    finished: bool  # llm
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # engine; None for the first token
+    num_cached_tokens: int = 0  # scheduler
+    timings: RequestTimings | None = None  # engine

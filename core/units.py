@@ -1,0 +1,31 @@
+"""Sizes in bytes: read from what users write, and written for people."""
+
+import re
+
+from .errors import ConfigError
+
+_UNITS = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(text: str, *, name: str = "size") -> int:
+    """`"8GiB"`, `"512 MB"` or `"4096"` as bytes. Raises ConfigError that names the setting."""
+    match = _SIZE.fullmatch(text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None or float(match[1]) * unit < 1:
+        raise ConfigError(f"{name} must be a size such as 8GiB or 512MiB, got {text!r}")
+    return int(float(match[1]) * unit)
+
+
+def format_bytes(count: int) -> str:
+    """Bytes in the largest binary unit that keeps at least one digit before the point: `"15.3 GiB"`."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,1 @@
+"""Checkpoint formats: safetensors, GGUF, pickle and dummy weights behind one WeightSource."""

@@ -1,0 +1,1 @@
+"""Everything optional, one folder per kind. Loaded by entry point, never imported."""

@@ -1,0 +1,1 @@
+"""Custom logits processors that requests choose by name."""
