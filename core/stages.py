@@ -31,6 +31,7 @@ class EngineRequest:
     arrival_s: float  # llm / server; the engine's clock
     priority: int = 0  # llm / server; smaller runs first
     cache_salt: str = ""  # llm / server; requests share prefix blocks only within one salt
+    bad_word_ids: Sequence[Sequence[int]] = ()  # llm / server (tokenizer); sequences not to be completed
 
 
 # ---- scheduler -> executor -> runner ----------------------------------------------------------------------
@@ -47,6 +48,7 @@ class NewRequest:
     sampling_params: SamplingParams  # llm / server
     seed: int  # scheduler; assigned at admission
     stop_token_ids: Sequence[int] = ()  # scheduler; ids that end the request, banned until min_tokens
+    bad_word_ids: Sequence[Sequence[int]] = ()  # llm / server (tokenizer); copied by the scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
