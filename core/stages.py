@@ -116,7 +116,7 @@ class SamplingBatch:
     Sparse edits are lists of (row, token) pairs: `bias_*` and `penalty_*` arrays of equal length.
     """
 
-    rows: Array  # [num_samples] runner; index into the logits rows of this step
+    rows: Array  # [num_samples] runner; index into the logits rows (logits_indices) of this step
     slots: Array  # [num_samples] runner; where the sampled token is remembered for run-ahead
     positions: Array  # [num_samples] runner; position of the token to be sampled, keys the noise
     seeds: Array  # [num_samples] runner; low 32 bits of the mixed seed, as int32 bit pattern
@@ -142,7 +142,7 @@ class SamplingBatch:
 class PromptLogprobsBatch:
     """Positions of prompts whose log probabilities were asked for."""
 
-    rows: Array  # [num_positions] runner; index into the logits rows of this step
+    rows: Array  # [num_positions] runner; index into the tokens of this step
     targets: Array  # [num_positions] runner; the token that follows
     num_logprobs: int  # runner
 

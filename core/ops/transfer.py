@@ -15,8 +15,11 @@ def upload(tensor: HostTensor, *, dtype: str, device: str) -> Array:
     return to_torch(tensor).to(device=device, dtype=torch_dtype(dtype), copy=True)
 
 
-def to_device(array: npt.NDArray[Any], *, device: str) -> Array:
-    """A step's input (int32 or float32) on the device. The caller may reuse `array` at once."""
+def to_device(array: npt.NDArray[Any], *, device: str = "cpu") -> Array:
+    """A step's input (int32 or float32) on the device. The caller may reuse `array` at once.
+
+    A runner binds `device` in its table, so that code above it passes the array alone.
+    """
     import torch
 
     return torch.from_numpy(array).to(device=device, copy=True)

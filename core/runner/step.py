@@ -1,0 +1,56 @@
+"""One step on a device, written once over ops: forward pass, logits, log probabilities, sampled tokens.
+
+A runner calls this eagerly, captures it as a graph, traces it with a compiler or records it as a program.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..models.decoder import compute_logits, decoder
+from ..models.spec import ModelSpec
+from ..ops import OpTable
+from ..sampling.sampler import Sampled, sample_step
+from ..stages import Array, ForwardBatch, KVCaches, SamplingBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepArrays:
+    """What a step leaves on the device. A device without mutation gives new caches and last tokens."""
+
+    hidden_states: Array  # [num_tokens, hidden_size]
+    sampled: Sampled | None
+    kv: KVCaches
+    last_tokens: Array  # [max_num_seqs] int32
+
+
+def run_step(
+    ops: OpTable,
+    spec: ModelSpec,
+    params: Mapping[str, Array],
+    kv: KVCaches,
+    last_tokens: Array,
+    batch: ForwardBatch,
+    sampling: SamplingBatch | None,
+) -> StepArrays:
+    """Run the model over `batch` and sample where `sampling` asks. All arrays are on the device."""
+    hidden_states, kv = decoder(ops, spec, params, kv, batch)
+    if sampling is None:
+        return StepArrays(hidden_states=hidden_states, sampled=None, kv=kv, last_tokens=last_tokens)
+    logits = compute_logits(ops, spec, params, ops.gather(hidden_states, batch.logits_indices))
+    sampled = sample_step(ops, logits, sampling)
+    last_tokens = ops.remember_tokens(last_tokens, sampling.slots, sampled.token_ids)
+    return StepArrays(hidden_states=hidden_states, sampled=sampled, kv=kv, last_tokens=last_tokens)
+
+
+def prompt_logprobs(
+    ops: OpTable,
+    spec: ModelSpec,
+    params: Mapping[str, Array],
+    hidden_states: Array,
+    rows: Array,
+    targets: Array,
+    num_logprobs: int,
+) -> tuple[Array, Array, Array, Array]:
+    """Log probabilities of `targets` [n] given the hidden states of tokens `rows` [n]; see ops.logprobs."""
+    logits = compute_logits(ops, spec, params, ops.gather(hidden_states, rows))
+    return ops.logprobs(logits, targets, num_logprobs=num_logprobs)

@@ -1,0 +1,252 @@
+"""The stock runner for devices that torch drives: an op table, eager execution, torch's allocator."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import OutOfMemory
+from ..ops import OpTable, Selection, select_ops
+from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, OpProvider, Runner, RunnerConfig
+from ..stages import (
+    Array,
+    ForwardBatch,
+    KVCaches,
+    LogprobArrays,
+    PromptLogprobsBatch,
+    SamplingBatch,
+    StepInput,
+    StepOutput,
+)
+from ..units import format_bytes
+from ..weights.dequantize import to_float32
+from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
+from .step import prompt_logprobs, run_step
+
+PROMPT_LOGPROBS_ROWS = 256
+"""Rows of logits held at a time for prompt log probabilities: [rows, vocab_size] float32."""
+
+
+class TorchDevice(Device):
+    """A device that torch can address. Platforms subclass it and say what they do better.
+
+    torch_device: what torch calls it, such as "cpu" or a name with an index.
+    """
+
+    def __init__(self, *, info: DeviceInfo, caps: Caps, torch_device: str) -> None:
+        self.info = info
+        self.caps = caps
+        self.torch_device = torch_device
+        self.extra_providers: tuple[OpProvider, ...] = ()
+
+    def runner(self, config: RunnerConfig) -> "TorchRunner":
+        """A TorchRunner over this device's op providers."""
+        return TorchRunner(config, self)
+
+    def memory(self) -> Memory:
+        """Memory by torch's device-neutral interface."""
+        free, total = torch.accelerator.get_memory_info(self.torch_device)
+        return Memory(total_bytes=total, free_bytes=free, used_bytes=total - free)
+
+
+class TorchRunner(Runner):
+    """One model on one torch device. Owns parameters and KV caches; nothing else writes them."""
+
+    def __init__(self, config: RunnerConfig, device: TorchDevice) -> None:
+        self.config = config
+        self.device = device
+        context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
+        providers = (*device.providers(), *device.extra_providers)
+        table, self.selections = select_ops(providers, context)
+        self.ops = _bind_device(table, device.torch_device)
+        self._params: dict[str, Array] = {}
+        self._kv: KVCaches | None = None
+        self._last_tokens: Array = None
+
+    @property
+    def op_selections(self) -> tuple[Selection, ...]:
+        """Which provider serves each op, and why others declined."""
+        return self.selections
+
+    def load(self, params: ParamSource) -> None:
+        """Pack or upload each declared parameter as it comes from the checkpoint."""
+        with _memory_errors("weights"), torch.inference_mode():
+            for loaded in params:
+                self._params[loaded.param.name] = self._put(loaded)
+
+    def kv_plan(self) -> KVPlan:
+        """Bytes of one block: keys and values of all layers of a group in the model's dtype."""
+        size = DTYPE_BYTES[self.config.dtype]
+        return KVPlan(
+            block_size=self.config.block_size,
+            block_bytes=tuple(
+                group.values_per_token * self.config.block_size * size for group in self.config.groups
+            ),
+        )
+
+    def kv_init(self, num_blocks: Sequence[int]) -> None:
+        """Allocate the caches layer by layer; `num_blocks` includes the null block."""
+        self._kv = None
+        layers: list[Array] = [None] * self.config.spec.num_layers
+        group_of_layer = [0] * len(layers)
+        plan = self.kv_plan()
+        total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
+        with _memory_errors(f"a KV cache of {format_bytes(total)}"), torch.inference_mode():
+            for index, group in enumerate(self.config.groups):
+                for layer, (num_kv_heads, head_dim) in zip(group.layer_indices, group.heads, strict=True):
+                    group_of_layer[layer] = index
+                    layers[layer] = self.ops.new_kv_cache(
+                        num_blocks=num_blocks[index],
+                        block_size=self.config.block_size,
+                        num_kv_heads=num_kv_heads,
+                        head_dim=head_dim,
+                        dtype=self.config.dtype,
+                        device=self.device.torch_device,
+                    )
+            self._last_tokens = self.ops.to_device(np.zeros(self.config.max_num_seqs, np.int32))
+        self._kv = KVCaches(layers=tuple(layers), group_of_layer=tuple(group_of_layer))
+
+    def warmup(self) -> None:
+        """Run one token through the model, into the null block, so that the first request pays for nothing."""
+        one = np.zeros(1, np.int32)
+        groups = len(self.config.groups)
+        self.step(
+            StepInput(
+                forward=ForwardBatch(
+                    input_ids=one,
+                    positions=one,
+                    query_start_loc=np.array([0, 1], np.int32),
+                    seq_lens=one + 1,
+                    block_tables=[np.zeros((1, 1), np.int32)] * groups,
+                    slot_mappings=[one - 1] * groups,
+                    logits_indices=one,
+                    rope_rows=one,
+                    max_query_len=1,
+                    max_seq_len=1,
+                ),
+                sampling=SamplingBatch(rows=one, slots=one, positions=one, seeds=one),
+            )
+        ).result()
+
+    def step(self, batch: StepInput) -> "Done":
+        """Run one step eagerly; the result is there when this returns."""
+        assert self._kv is not None, "kv_init comes before step"
+        start_s = time.perf_counter()
+        with _memory_errors("a step's activations"), torch.inference_mode():
+            forward = self._move(batch.forward)
+            if forward.token_slots is not None:
+                recalled = self.ops.recall_tokens(forward.input_ids, self._last_tokens, forward.token_slots)
+                forward = dataclasses.replace(forward, input_ids=recalled)
+            sampling = self._move(batch.sampling) if batch.sampling is not None else None
+            arrays = run_step(
+                self.ops, self.config.spec, self._params, self._kv, self._last_tokens, forward, sampling
+            )
+            self._kv, self._last_tokens = arrays.kv, arrays.last_tokens
+            sampled = arrays.sampled
+            output = StepOutput(
+                token_ids=self.ops.to_host(sampled.token_ids) if sampled is not None else np.empty(0, np.int32),
+                logprobs=self._logprobs(sampled.logprobs) if sampled is not None and sampled.logprobs else None,
+                prompt_logprobs=self._prompt_logprobs(batch.prompt_logprobs, arrays.hidden_states),
+                timings={"step_s": time.perf_counter() - start_s},
+            )
+        return Done(output)
+
+    def memory(self) -> Memory:
+        """The device's memory now."""
+        return self.device.memory()
+
+    def close(self) -> None:
+        """Drop parameters and caches."""
+        self._params.clear()
+        self._kv = self._last_tokens = None
+
+    def _put(self, loaded: LoadedParam) -> Array:
+        if loaded.param.kind in ("linear", "embedding"):
+            return self.ops.pack_linear(
+                loaded.tensors, dtype=self.config.dtype, device=self.device.torch_device
+            )
+        values = np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
+        tensor = HostTensor(name=loaded.param.name, dtype="float32", shape=values.shape, data=values)
+        return self.ops.upload(tensor, dtype="float32", device=self.device.torch_device)
+
+    def _move(self, batch: Any) -> Any:
+        moved: dict[str, Any] = {}
+        for name in _field_names(type(batch)):
+            value = getattr(batch, name)
+            if isinstance(value, np.ndarray):
+                moved[name] = self.ops.to_device(value)
+            elif name in ("block_tables", "slot_mappings"):
+                moved[name] = [self.ops.to_device(array) for array in value]
+        return dataclasses.replace(batch, **moved)
+
+    def _logprobs(self, arrays: tuple[Array, Array, Array, Array]) -> LogprobArrays:
+        chosen, ranks, top_ids, top_values = (self.ops.to_host(array) for array in arrays)
+        return LogprobArrays(chosen=chosen, ranks=ranks, top_ids=top_ids, top_values=top_values)
+
+    def _prompt_logprobs(self, batch: PromptLogprobsBatch | None, hidden_states: Array) -> LogprobArrays | None:
+        if batch is None:
+            return None
+        pieces = []
+        for start in range(0, len(batch.rows), PROMPT_LOGPROBS_ROWS):
+            rows, targets = (
+                self.ops.to_device(array[start : start + PROMPT_LOGPROBS_ROWS])
+                for array in (batch.rows, batch.targets)
+            )
+            pieces.append(
+                self._logprobs(
+                    prompt_logprobs(
+                        self.ops, self.config.spec, self._params, hidden_states, rows, targets, batch.num_logprobs
+                    )
+                )
+            )
+        return LogprobArrays(
+            chosen=np.concatenate([piece.chosen for piece in pieces]),
+            ranks=np.concatenate([piece.ranks for piece in pieces]),
+            top_ids=np.concatenate([piece.top_ids for piece in pieces]),
+            top_values=np.concatenate([piece.top_values for piece in pieces]),
+        )
+
+
+class Done:
+    """A step that has already run."""
+
+    def __init__(self, output: StepOutput) -> None:
+        self._output = output
+
+    def ready(self) -> bool:
+        """Always true."""
+        return True
+
+    def result(self) -> StepOutput:
+        """The output, at once."""
+        return self._output
+
+
+def _bind_device(table: OpTable, device: str) -> OpTable:
+    table.to_device = functools.partial(table.to_device, device=device)  # type: ignore[method-assign]
+    return table
+
+
+@functools.cache
+def _field_names(batch_type: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(batch_type))
+
+
+@contextmanager
+def _memory_errors(what: str) -> Iterator[None]:
+    """Turn torch's ways to say "out of memory" into OutOfMemory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(f"the device has no memory left for {what}: {error}") from error
+    except MemoryError as error:
+        raise OutOfMemory(f"this machine has no memory left for {what}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error) or "out of memory" in str(error).lower():
+            raise OutOfMemory(f"the device has no memory left for {what}: {error}") from error
+        raise
