@@ -65,6 +65,8 @@ class PlatformSpec:
     impl, detect: "package.module:name" of a Platform class and of a function () -> Probe; imported when used.
     priority: --device auto takes the usable platform with the highest; below 0 it is never taken by auto.
     device_nodes: glob patterns of device files; if none exists the probe is skipped with NO_DEVICE.
+    light_probe: `detect` reads files with the standard library only, so it may run in the caller's process; a
+    third party's runs in a child process whatever this says.
     """
 
     name: str
@@ -74,6 +76,7 @@ class PlatformSpec:
     priority: int = 50
     fix: str = ""
     device_nodes: tuple[str, ...] = ()
+    light_probe: bool = False
 
 
 # ---- capabilities and negotiation --------------------------------------------------------------------------
@@ -234,6 +237,8 @@ class Device(ABC):
 
     info: DeviceInfo
     caps: Caps
+    extra_providers: Sequence[OpProvider] = ()
+    """op providers that other plugins bring for this device; set once, when it has been opened"""
 
     def check(self, needs: Sequence[Need]) -> list[Gap]:
         """Which needs this device does not meet; called before any weight is read.
