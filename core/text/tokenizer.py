@@ -1,0 +1,251 @@
+"""Text to token ids and back: a thin layer over the tokenizers library, and the reading of a tokenizer's folder."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError, RequestError
+from .decoding import Decoding, piece_bytes, read_decoding
+
+if TYPE_CHECKING:
+    import tokenizers
+
+SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "tekken.json")
+"""Files of tokenizers that exist only in their original form and must be converted."""
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerInfo:
+    """What is known of a tokenizer beside its rules.
+
+    special_tokens: "bos_token" and the like -> the token's text, as chat templates see them.
+    end_token_ids: tokens that end a generation; the first is the end of sequence.
+    chat_templates: name -> template; "default" is the usual one.
+    """
+
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    end_token_ids: Sequence[int] = ()
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+
+class Tokenizer:
+    """A vocabulary with its rules. Immutable once made; may be used by several threads."""
+
+    def __init__(self, backend: "tokenizers.Tokenizer", info: TokenizerInfo | None = None) -> None:
+        info = info or TokenizerInfo()
+        added = backend.get_added_tokens_decoder()
+        self.backend = backend
+        self.special_tokens = dict(info.special_tokens)
+        self.chat_templates = dict(info.chat_templates)
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.vocab_size = max([backend.get_vocab_size(with_added_tokens=True), *(id + 1 for id in added)])
+        self.bos_token_id = self._named_id("bos_token")
+        self.eos_token_id = self._named_id("eos_token")
+        self.pad_token_id = self._named_id("pad_token")
+        self.unk_token_id = self._named_id("unk_token")
+        ends = () if self.eos_token_id is None else (self.eos_token_id,)
+        self.end_token_ids = tuple(dict.fromkeys((*ends, *info.end_token_ids)))
+        state = None if backend.decoder is None else backend.decoder.__getstate__()
+        self.decoding: Decoding = read_decoding(state)
+        self._bytes: dict[int, bytes] = {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text. Special tokens spelled out in the text become their ids; lone surrogates, which
+        are no text, become U+FFFD."""
+        return list(self.backend.encode(_clean(text), add_special_tokens=add_special_tokens).ids)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of several texts, in parallel."""
+        encodings = self.backend.encode_batch([_clean(text) for text in texts], add_special_tokens=add_special_tokens)
+        return [list(encoding.ids) for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence; bytes that are no UTF-8 become U+FFFD. Raises RequestError for an id that
+        the vocabulary lacks."""
+        ids = list(token_ids)
+        for id in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= id < self.vocab_size:
+                raise RequestError(f"token id {id} is not in the vocabulary of {self.vocab_size} tokens")
+        if not self.decoding.byte_fallback:
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        # The library gives up a whole run of byte tokens if a part of it is no UTF-8; we lose only that part.
+        kept = [id for id in ids if not (skip_special_tokens and id in self.special_ids)]
+        text = b"".join(map(self.token_bytes, kept)).decode(errors="replace")
+        strip = self.decoding.strip
+        return text[:strip].lstrip(" ") + text[strip:]
+
+    def token_text(self, token_id: int) -> str:
+        """One token's own text: with its leading space, U+FFFD where it holds a part of a character; "" for an
+        id without a token."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's own bytes, which may be a part of a character; b"" for an id without a token (models pad
+        their vocabulary)."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it, or None."""
+        return self.backend.token_to_id(token)
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        piece = self.backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if piece is None:
+            return b""
+        if self.decoding.kind == "other":
+            return self.backend.decode([token_id], skip_special_tokens=False).encode()
+        return piece_bytes(piece, self.decoding)
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model's folder, as Hugging Face lays it out.
+
+    Reads tokenizer.json (else converts the original files through transformers, if that is installed),
+    tokenizer_config.json, special_tokens_map.json, chat_template.jinja and chat_templates/*.jinja.
+    Raises ModelError if there is no tokenizer or a file is damaged.
+    """
+    config = _read_json(path / "tokenizer_config.json")
+    file = path / "tokenizer.json"
+    backend = _read_backend(file) if file.is_file() else _convert_slow(path)
+    special = _special_tokens({**_read_json(path / "special_tokens_map.json"), **config})
+    _add_config_tokens(backend, config, special)
+    if "add_bos_token" in config or "add_eos_token" in config:
+        set_added_ends(
+            backend,
+            bos=special.get("bos_token") if config.get("add_bos_token") else None,
+            eos=special.get("eos_token") if config.get("add_eos_token") else None,
+        )
+    templates = _read_templates(path, config)
+    return Tokenizer(backend, TokenizerInfo(special_tokens=special, chat_templates=templates))
+
+
+def set_added_ends(backend: "tokenizers.Tokenizer", *, bos: str | None, eos: str | None) -> None:
+    """Make `encode` put these tokens around a text (None: nothing there), in place of what it did."""
+    from tokenizers.processors import TemplateProcessing
+
+    ids = {token: backend.token_to_id(token) for token in (bos, eos) if token is not None}
+    before, after = ([token] if token in ids and ids[token] is not None else [] for token in (bos, eos))
+    backend.post_processor = TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{token}:1" for token in after)],
+        special_tokens=[(token, id) for token, id in ids.items() if id is not None],
+    )
+
+
+def _clean(text: str) -> str:
+    if not isinstance(text, str):
+        raise RequestError(f"a prompt must be text, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _read_backend(file: Path) -> "tokenizers.Tokenizer":
+    import tokenizers
+
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for whatever it cannot read
+        raise ModelError(
+            f"{file} is damaged or newer than the installed tokenizers {tokenizers.__version__}: {error}",
+            remedies=("download the file again", "pip install -U tokenizers"),
+        ) from error
+
+
+def _convert_slow(path: Path) -> "tokenizers.Tokenizer":
+    if not path.is_dir():
+        raise ModelError(f"no folder {path} to read a tokenizer from")
+    present = [name for name in SLOW_FILES if (path / name).is_file()]
+    if not present:
+        raise ModelError(
+            f"no tokenizer in {path}: neither tokenizer.json nor any of {', '.join(SLOW_FILES)}",
+            remedies=(
+                "copy the tokenizer's files into the folder",
+                "set tokenizer to a folder that has them",
+                "set skip_tokenizer_init and pass token ids",
+            ),
+        )
+    remedy = "pip install transformers sentencepiece"
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise ModelError(
+            f"{path} has {present[0]} but no tokenizer.json; converting it needs transformers", remedies=(remedy,)
+        ) from error
+    try:
+        converted: Any = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        backend: tokenizers.Tokenizer = converted.backend_tokenizer
+    except Exception as error:  # whatever the conversion raises, the tokenizer is not usable
+        raise ModelError(
+            f"transformers cannot convert {path / present[0]}: {error}",
+            remedies=(remedy, "copy a tokenizer.json into the folder"),
+        ) from error
+    return backend
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    special: dict[str, str] = {}
+    for name in _NAMED:
+        value = config.get(name)
+        text = value.get("content") if isinstance(value, Mapping) else value
+        if isinstance(text, str):
+            special[name] = text
+    return special
+
+
+def _add_config_tokens(
+    backend: "tokenizers.Tokenizer", config: Mapping[str, Any], special: Mapping[str, str]
+) -> None:
+    # tokenizer_config.json may know tokens, or that tokens are special, which tokenizer.json does not.
+    from tokenizers import AddedToken
+
+    entries = config.get("added_tokens_decoder")
+    for _, entry in sorted(entries.items(), key=lambda item: int(item[0])) if isinstance(entries, Mapping) else ():
+        if backend.token_to_id(entry["content"]) is None:
+            backend.add_tokens([AddedToken(**{k: v for k, v in entry.items() if k != "id"})])
+    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    missing = [text for text in special.values() if text not in known and backend.token_to_id(text) is not None]
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
+
+
+def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    templates: dict[str, str] = {}
+    stated = config.get("chat_template")
+    if isinstance(stated, str):
+        templates["default"] = stated
+    elif isinstance(stated, list):
+        templates.update({entry["name"]: entry["template"] for entry in stated})
+    files = {"default": path / "chat_template.jinja"}
+    files.update({file.stem: file for file in sorted((path / "chat_templates").glob("*.jinja"))})
+    for name, file in files.items():
+        if file.is_file():
+            try:
+                templates[name] = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ModelError(f"cannot read {file}: {error}") from error
+    return templates
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, or {} if there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{file} is damaged: {error}", remedies=("download the file again",)) from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} must hold a JSON object, not {type(value).__name__}")
+    return value
