@@ -92,6 +92,8 @@ class Caps:
     depth: int = 0
     """steps that may be in flight before the first one's result is read"""
     capture: Literal["none", "graph", "compile", "tape"] = "none"
+    shared_memory: bool = False
+    """the device's memory is also that of other programs: auto takes half of what is free, not all"""
     bucketed: bool = False
     """the runner pads token and request counts to buckets"""
     block_sizes: tuple[int, ...] = ()
@@ -237,7 +239,7 @@ class Device(ABC):
 
     info: DeviceInfo
     caps: Caps
-    extra_providers: Sequence[OpProvider] = ()
+    extra_providers: tuple[OpProvider, ...] = ()
     """op providers that other plugins bring for this device; set once, when it has been opened"""
 
     def check(self, needs: Sequence[Need]) -> list[Gap]:

@@ -184,6 +184,7 @@ class TokenLogprobs:
     token_ids: Sequence[int]  # runner
     logprobs: Sequence[float]  # runner
     ranks: Sequence[int]  # runner
+    position: int  # runner; of the token in the request, so that a recomputed prompt reports nothing twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,3 +263,4 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # engine; None for the first token
     num_cached_tokens: int = 0  # scheduler
     timings: RequestTimings | None = None  # engine
+    error: str = ""  # scheduler; why a finish_reason is "error"

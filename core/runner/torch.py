@@ -84,9 +84,7 @@ class TorchRunner(Runner):
         size = DTYPE_BYTES[self.config.dtype]
         return KVPlan(
             block_size=self.config.block_size,
-            block_bytes=tuple(
-                group.values_per_token * self.config.block_size * size for group in self.config.groups
-            ),
+            block_bytes=tuple(group.values_per_token * self.config.block_size * size for group in self.config.groups),
         )
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
@@ -167,9 +165,7 @@ class TorchRunner(Runner):
 
     def _put(self, loaded: LoadedParam) -> Array:
         if loaded.param.kind in ("linear", "embedding"):
-            return self.ops.pack_linear(
-                loaded.tensors, dtype=self.config.dtype, device=self.device.torch_device
-            )
+            return self.ops.pack_linear(loaded.tensors, dtype=self.config.dtype, device=self.device.torch_device)
         values = np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
         tensor = HostTensor(name=loaded.param.name, dtype="float32", shape=values.shape, data=values)
         return self.ops.upload(tensor, dtype="float32", device=self.device.torch_device)

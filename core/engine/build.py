@@ -1,0 +1,270 @@
+"""From settings to a running engine: find the model, open the device, decide, load, allocate, warm up."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..clock import Clock, MonotonicClock
+from ..config import EngineConfig
+from ..devices import open_device
+from ..errors import CapacityError, ModelError
+from ..hub import resolve_model
+from ..kv.block_manager import BlockManager
+from ..kv.groups import kv_groups
+from ..models.config import HFConfig, read_config
+from ..models.declare import declare_params
+from ..models.gguf_config import config_from_gguf, gguf_names
+from ..models.registry import find_family
+from ..models.rope import rope_original_len
+from ..models.spec import ModelSpec
+from ..platform import Device, Gap, RunnerConfig
+from ..plugin_loader import load_plugins
+from ..runner.runner import build_model_runner
+from ..sampling.state import ProcessorFactories
+from ..scheduler.scheduler import Scheduler
+from ..text.gguf_tokenizer import tokenizer_from_gguf
+from ..text.tokenizer import Tokenizer, load_tokenizer
+from ..units import format_bytes
+from ..weights.dummy import DummyParams
+from ..weights.gguf import GGUFSource
+from ..weights.load import CheckpointParams
+from ..weights.names import NameTable
+from ..weights.open import open_weights
+from ..weights.source import ParamSource, WeightSource
+from .engine import Engine, EngineLimits
+from .generation import GenerationDefaults, generation_defaults
+from .inprocess import InProcessExecutor
+from .resolve import (
+    Capacity,
+    Choice,
+    resolve_block_size,
+    resolve_capacity,
+    resolve_dtype,
+    resolve_gaps,
+    resolve_length,
+    weight_bytes,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model as its files describe it; no weight has been read."""
+
+    name: str
+    path: Path
+    config: HFConfig
+    spec: ModelSpec
+    names: NameTable
+    gguf: GGUFSource | None
+    """the open file, if the model is one GGUF"""
+
+    @property
+    def folder(self) -> Path | None:
+        """The checkpoint's folder, None for a single file."""
+        return self.path if self.path.is_dir() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """An engine and what a front end wants to know of it."""
+
+    engine: Engine
+    model: Model
+    device: Device
+    tokenizer: Tokenizer | None
+    defaults: GenerationDefaults
+    capacity: Capacity
+    choices: tuple[Choice, ...]
+    gaps: tuple[Gap, ...]
+
+
+def describe_model(config: EngineConfig, report: Callable[[str], None]) -> Model:
+    """Find the model's files (downloading them if they are nowhere here) and translate its config."""
+    files = resolve_model(config.model, report)
+    if files.kind == "gguf":
+        source = GGUFSource(files.path)
+        hf_config = config_from_gguf(source.metadata, source.names())
+        spec = find_family(hf_config.model_type).to_spec(hf_config)
+        return Model(
+            name=files.name, path=files.path, config=hf_config, spec=spec, names=gguf_names(spec), gguf=source
+        )
+    hf_config = read_config(files.path)
+    family = find_family(hf_config.model_type)
+    return Model(
+        name=files.name,
+        path=files.path,
+        config=hf_config,
+        spec=family.to_spec(hf_config),
+        names=family.weights,
+        gguf=None,
+    )
+
+
+def load_model_tokenizer(config: EngineConfig, model: Model) -> Tokenizer | None:
+    """The model's tokenizer, checked against its vocabulary; None with skip_tokenizer_init."""
+    if config.model.skip_tokenizer_init:
+        return None
+    if config.model.tokenizer:
+        override = replace(config.model, model=config.model.tokenizer)
+        tokenizer = load_tokenizer(resolve_model(override, lambda line: None).path)
+    elif model.gguf is not None:
+        tokenizer = tokenizer_from_gguf(model.gguf.metadata)
+    else:
+        tokenizer = load_tokenizer(model.path)
+    if tokenizer.vocab_size > model.spec.vocab_size:
+        raise ModelError(
+            f"the tokenizer of {model.name} has {tokenizer.vocab_size} tokens, but the weights only "
+            f"{model.spec.vocab_size} rows: they do not belong together",
+            remedies=["--tokenizer with the model's own tokenizer (HEADRACE_TOKENIZER=...)"],
+        )
+    return tokenizer
+
+
+def build_engine(
+    config: EngineConfig, report: Callable[[str], None] = lambda line: None, clock: Clock | None = None
+) -> Built:
+    """Build and start an engine. Whatever was opened is closed again if a step fails."""
+    clock = clock or MonotonicClock()
+    with ExitStack() as cleanup:
+        model = describe_model(config, report)
+        if model.gguf is not None:
+            cleanup.callback(model.gguf.close)
+        tokenizer = load_model_tokenizer(config, model)
+        device = open_device(config)
+        cleanup.callback(device.close)
+        gaps = resolve_gaps(device, model.spec)
+        dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
+        length = resolve_length(config, model.spec)
+        runner_config = RunnerConfig(
+            spec=model.spec,
+            dtype=dtype.value,
+            groups=kv_groups(model.spec, length),
+            block_size=resolve_block_size(config.kv.block_size, device.caps),
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=length,
+            engine=config,
+        )
+        runner = device.runner(runner_config)
+        cleanup.callback(runner.close)
+        needed = weight_bytes(model.spec, dtype.value)
+        memory = device.memory()
+        if needed > memory.free_bytes:
+            raise CapacityError(
+                f"{model.name} does not fit on {device.info.id}: weights {format_bytes(needed)} ({dtype.value}); "
+                f"{format_bytes(memory.free_bytes)} free",
+                remedies=[f"headrace plan {config.model.model}".rstrip()],
+            )
+        capacity = resolve_capacity(
+            config,
+            model.spec,
+            runner_config.groups,
+            runner.kv_plan(),
+            memory,
+            caps=device.caps,
+            name=f"{model.name} on {device.info.id}",
+            needed_bytes=needed,
+        )
+        runner_config = replace(runner_config, max_model_len=capacity.max_model_len)
+        started_s = time.monotonic()
+        _load(config, model, dtype.value, runner.load, cleanup)
+        load_s = time.monotonic() - started_s
+        processors = _processors()
+        defaults = generation_defaults(model.folder, model.config, tokenizer.eos_token_id if tokenizer else None)
+        executor = InProcessExecutor(
+            build_model_runner(runner, runner_config, processors, rope_original_len=rope_original_len(model.spec)),
+            capacity.kv.num_blocks,
+        )
+        executor.start()
+        scheduler = Scheduler(
+            config=config.scheduler,
+            block_manager=BlockManager(
+                groups=runner_config.groups,
+                num_blocks=capacity.kv.num_blocks,
+                block_size=runner_config.block_size,
+                prefix_caching=config.kv.prefix_caching,
+                hash_seed=config.kv.hash_seed,
+            ),
+            clock=clock,
+            depth=device.caps.depth,
+            max_model_len=capacity.max_model_len,
+            eos_token_ids=defaults.eos_token_ids,
+        )
+        engine = Engine(
+            scheduler=scheduler,
+            executor=executor,
+            depth=device.caps.depth,
+            tokenizer=tokenizer,
+            processors=processors,
+            limits=EngineLimits(vocab_size=model.spec.vocab_size, max_model_len=capacity.max_model_len),
+            clock=clock,
+        )
+        cleanup.pop_all()
+        built = Built(
+            engine=engine,
+            model=model,
+            device=device,
+            tokenizer=tokenizer,
+            defaults=defaults,
+            capacity=capacity,
+            choices=(
+                Choice(
+                    name="device",
+                    value=device.info.id,
+                    reason=", ".join((device.info.name, *(f"{k} {v}" for k, v in device.describe().items()))),
+                ),
+                Choice(
+                    name="model", value=model.name, reason=f"{model.spec.model_type}, {model.spec.num_layers} layers"
+                ),
+                dtype,
+                Choice(name="weights", value=format_bytes(needed), reason=f"loaded in {load_s:.2f} s"),
+                Choice(
+                    name="kv",
+                    value=format_bytes(capacity.kv.total_bytes),
+                    reason=f"{capacity.reason}; {capacity.kv.num_full_length:.1f} requests of "
+                    f"{capacity.max_model_len} tokens",
+                ),
+            ),
+            gaps=tuple(gaps),
+        )
+        _log(built)
+        return built
+
+
+def _load(
+    config: EngineConfig,
+    model: Model,
+    dtype: str,
+    load: Callable[[ParamSource], None],
+    cleanup: ExitStack,
+) -> None:
+    params = declare_params(model.spec)
+    if config.model.load_format == "dummy":
+        load(DummyParams(params, seed=config.scheduler.seed, dtype=dtype))
+        return
+    source: WeightSource = model.gguf or open_weights(model.path, allow_pickle=config.model.allow_pickle)
+    try:
+        load(CheckpointParams(params, source, model.names))
+    finally:
+        source.close()
+
+
+def _processors() -> ProcessorFactories:
+    found: dict[str, Callable[..., object]] = {}
+    offers: Sequence[object] = load_plugins().hooks.headrace_logits_processors()
+    for offer in offers:
+        if isinstance(offer, dict):
+            found.update(offer)
+    return found
+
+
+def _log(built: Built) -> None:
+    for choice in built.choices:
+        logger.info("%s=%s (%s)", choice.name, choice.value, choice.reason)
+    for gap in built.gaps:
+        logger.warning("%s: %s (%s)", gap.feature, gap.reason, gap.effect)

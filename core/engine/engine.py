@@ -1,0 +1,163 @@
+"""The engine: takes requests, steps until they are finished, gives outputs. Knows no device."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..clock import Clock
+from ..errors import RequestError
+from ..sampling.params import SamplingParams
+from ..sampling.state import ProcessorFactories, validate_params
+from ..scheduler.scheduler import Scheduler
+from ..stages import EngineRequest, RequestOutput
+from ..text.bad_words import bad_word_ids
+from ..text.tokenizer import Tokenizer
+from .executor import Executor
+from .loop import StepLoop
+from .output import OutputProcessor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """What a request must keep to."""
+
+    vocab_size: int
+    max_model_len: int
+
+
+class Engine:
+    """Owns the scheduler, the executor and the outputs. One thread at a time may call it.
+
+    Invariant: the scheduler and the output processor know the same unfinished completions.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        depth: int,
+        tokenizer: Tokenizer | None,
+        processors: ProcessorFactories,
+        limits: EngineLimits,
+        clock: Clock,
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.limits = limits
+        self.clock = clock
+        self._tokenizer = tokenizer
+        self._processors = processors
+        self._loop = StepLoop(scheduler, executor, depth)
+        self._outputs = OutputProcessor(tokenizer)
+        self._children: dict[str, list[str]] = {}
+
+    def validate(self, prompt_token_ids: Sequence[int], sampling_params: SamplingParams) -> None:
+        """Raise RequestError if `add` would refuse the request."""
+        length, limits = len(prompt_token_ids), self.limits
+        if length == 0:
+            raise RequestError("the prompt is empty: there is no token to start from", code="empty_prompt")
+        needs_room = sampling_params.max_tokens != 0
+        if length + needs_room > limits.max_model_len:
+            raise RequestError(
+                f"the prompt has {length} tokens; with at least one token of output that is more than "
+                f"max_model_len {limits.max_model_len}",
+                code="context_length_exceeded",
+                remedies=[f"a prompt of at most {limits.max_model_len - 1} tokens", "a larger --max-model-len"],
+            )
+        if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= limits.vocab_size:
+            wrong = next(token for token in prompt_token_ids if not 0 <= token < limits.vocab_size)
+            raise RequestError(f"token id {wrong} is outside the vocabulary of {limits.vocab_size}")
+        validate_params(
+            sampling_params,
+            vocab_size=limits.vocab_size,
+            processors=self._processors,
+            max_model_len=limits.max_model_len,
+        )
+        if self._tokenizer is None and (sampling_params.stop or sampling_params.bad_words):
+            raise RequestError("stop strings and bad words need a tokenizer, and skip_tokenizer_init is set")
+
+    def add(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        """Queue a request. Raises RequestError if it is invalid or its id is in use."""
+        if request_id in self._children:
+            raise RequestError(f"request id {request_id!r} is in use")
+        self.validate(prompt_token_ids, sampling_params)
+        arrival_s = self.clock.now_s()
+        child_ids = (
+            [request_id] if sampling_params.n == 1 else [f"{request_id}/{i}" for i in range(sampling_params.n)]
+        )
+        banned: Sequence[Sequence[int]] = ()
+        if sampling_params.bad_words:
+            assert self._tokenizer is not None
+            banned = bad_word_ids(self._tokenizer, sampling_params.bad_words)
+        self._outputs.add(
+            request_id,
+            child_ids,
+            prompt=prompt,
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=sampling_params,
+            arrival_s=arrival_s,
+        )
+        self._children[request_id] = child_ids
+        for index, child_id in enumerate(child_ids):
+            self.scheduler.add(
+                EngineRequest(
+                    request_id=child_id,
+                    prompt_token_ids=prompt_token_ids,
+                    sampling_params=_child_params(sampling_params, index),
+                    arrival_s=arrival_s,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    bad_word_ids=banned,
+                )
+            )
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request; its blocks are free at once. Unknown ids are ignored: it may just have finished."""
+        for child_id in self._children.pop(request_id, ()):
+            if child_id in self._outputs:
+                self.scheduler.abort(child_id)
+                self._outputs.abort(child_id)
+
+    def step(self) -> Sequence[RequestOutput]:
+        """Run one step and return the requests that it changed."""
+        deltas = self._loop.step()
+        now_s = self.clock.now_s()
+        for child_id in self._loop.newly_scheduled():
+            self._outputs.scheduled(child_id, now_s)
+        processed = self._outputs.process(deltas, now_s)
+        for stopped in processed.stopped:
+            self.scheduler.finish(stopped.child_id, "stop", stopped.stop_reason)
+        for output in processed.outputs:
+            if output.finished:
+                self._children.pop(output.request_id, None)
+        return processed.outputs
+
+    def has_unfinished(self) -> bool:
+        """True while a request waits or runs."""
+        return bool(self._children)
+
+    def close(self) -> None:
+        """Drop all requests and free the device; may be called twice."""
+        for request_id in list(self._children):
+            self.abort(request_id)
+        self.executor.close()
+
+
+def _child_params(params: SamplingParams, index: int) -> SamplingParams:
+    """Parameters of one of n completions: a seed of its own, so that they differ and can be repeated."""
+    if params.n == 1:
+        return params
+    seed = None if params.seed is None else (params.seed + index) % 2**64
+    return replace(params, n=1, seed=seed)

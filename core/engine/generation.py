@@ -1,0 +1,61 @@
+"""Defaults that a checkpoint brings for generation: generation_config.json, or what a GGUF says."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from ..models.config import HFConfig
+from ..sampling.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling parameters that apply where a user gives none, and the tokens that end a text."""
+
+    sampling_params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+
+
+def generation_defaults(folder: Path | None, config: HFConfig, tokenizer_eos: int | None) -> GenerationDefaults:
+    """Read generation_config.json beside the weights. Without one, generation is greedy.
+
+    The end-of-sequence ids of generation config, config and tokenizer are taken together: chat models end a turn
+    with another token than a document.
+    """
+    data = _read(folder)
+    ids: list[int] = []
+    for value in (data.get("eos_token_id"), config.get("eos_token_id", None), tokenizer_eos):
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and token >= 0 and token not in ids:
+                ids.append(token)
+    if not data.get("do_sample", False):
+        return GenerationDefaults(sampling_params=SamplingParams(temperature=0.0), eos_token_ids=tuple(ids))
+    params = SamplingParams(
+        temperature=_number(data, "temperature", 1.0),
+        top_p=_number(data, "top_p", 1.0),
+        top_k=int(_number(data, "top_k", 0)),
+        min_p=_number(data, "min_p", 0.0),
+        repetition_penalty=_number(data, "repetition_penalty", 1.0),
+    )
+    return GenerationDefaults(sampling_params=params, eos_token_ids=tuple(ids))
+
+
+def _read(folder: Path | None) -> Mapping[str, Any]:
+    path = folder / "generation_config.json" if folder is not None else None
+    if path is None or not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelError(f"{path} does not hold a JSON object")
+    return data
+
+
+def _number(data: Mapping[str, Any], name: str, default: float) -> float:
+    value = data.get(name)
+    return default if value is None else float(value)

@@ -1,0 +1,71 @@
+"""The executor that runs the model in the engine's own process."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from ..runner.runner import ModelRunner, RunningStep
+from ..stages import Plan, StepResult
+
+
+class InProcessExecutor:
+    """Owns one ModelRunner. Steps run in the order of submission, as far ahead as the device allows."""
+
+    def __init__(self, runner: ModelRunner, num_blocks: tuple[int, ...]) -> None:
+        self._runner = runner
+        self._num_blocks = num_blocks
+        self._health = ""
+
+    def start(self) -> None:
+        """Allocate the KV cache and warm up."""
+        self._runner.runner.kv_init(self._num_blocks)
+        self._runner.runner.warmup()
+
+    def submit(self, plan: Plan) -> "Future[StepResult]":
+        """Begin a step; whatever it raises is in the future."""
+        try:
+            return _StepFuture(self._runner.submit(plan))
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the step
+            failed: Future[StepResult] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Rare requests by name: "memory"."""
+        calls: dict[str, Callable[..., Any]] = {"memory": self._runner.runner.memory}
+        return calls[name](*args)
+
+    def health(self) -> str:
+        """Empty: an executor in this process lives as long as the process."""
+        return self._health
+
+    def restart(self) -> None:
+        """Begin again with an empty KV cache."""
+        self._runner.reset()
+        self._runner.runner.kv_init(self._num_blocks)
+
+    def close(self) -> None:
+        """Free the device."""
+        self._health = "closed"
+        self._runner.runner.close()
+
+
+class _StepFuture(Future[StepResult]):
+    """A future that is resolved when somebody asks for its result: the device works on meanwhile."""
+
+    def __init__(self, step: RunningStep) -> None:
+        super().__init__()
+        self._step: RunningStep | None = step
+
+    def done(self) -> bool:
+        return self._step is None or self._step.ready()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        step, self._step = self._step, None
+        if step is not None:
+            try:
+                self.set_result(step.result())
+            except BaseException as error:
+                self.set_exception(error)
+                raise
+        return super().result(timeout)

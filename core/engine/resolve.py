@@ -1,0 +1,170 @@
+"""Decisions that are made once, at start, each with its reason: dtype, length, KV memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..config import EngineConfig
+from ..errors import CapacityError, ConfigError, Unsupported
+from ..kv.groups import KVGroup
+from ..kv.sizing import KVSize, request_bytes, size_kv
+from ..models.declare import declare_params
+from ..models.needs import model_needs
+from ..models.spec import ModelSpec
+from ..platform import Caps, Device, Gap, KVPlan, Memory
+from ..units import format_bytes, parse_bytes
+from ..weights.source import DTYPE_BYTES
+
+SHARED_MEMORY_SHARE = 0.5
+OWN_MEMORY_SHARE = 0.92
+"""Of what is free after the weights, the part that kv_memory=auto may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A resolved value and why it was chosen; the start log prints them."""
+
+    name: str
+    value: str
+    reason: str = ""
+
+
+def resolve_dtype(wanted: str, spec: ModelSpec, caps: Caps, *, blocked: bool) -> Choice:
+    """The dtype of weights and activations. `blocked`: the checkpoint holds GGUF blocks, which have none."""
+    if wanted != "auto":
+        if wanted not in caps.dtypes:
+            raise Unsupported(
+                f"the device has no {wanted}; it has {', '.join(caps.dtypes)}",
+                remedies=[f"--dtype {caps.dtypes[0]}", "--dtype auto"],
+            )
+        return Choice(name="dtype", value=wanted, reason="asked for")
+    if blocked:
+        return Choice(
+            name="dtype", value=caps.dtypes[0], reason="what the device is best at; the weights are GGUF blocks"
+        )
+    if spec.dtype in caps.dtypes:
+        return Choice(name="dtype", value=spec.dtype, reason="the checkpoint's own")
+    return Choice(
+        name="dtype", value=caps.dtypes[0], reason=f"the checkpoint has {spec.dtype}, which the device has not"
+    )
+
+
+def resolve_gaps(device: Device, spec: ModelSpec) -> list[Gap]:
+    """Ask the device what it cannot do for this model. Raises Unsupported for the first error."""
+    gaps = device.check(model_needs(spec))
+    for gap in gaps:
+        if gap.effect == "error":
+            raise Unsupported(
+                f"{device.info.id} cannot run this model: {gap.reason}", remedies=[gap.remedy] if gap.remedy else []
+            )
+    return gaps
+
+
+def weight_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Bytes of all parameters in `dtype`; vectors and constants are float32."""
+    return sum(
+        param.num_elements * (DTYPE_BYTES[dtype] if param.kind in ("linear", "embedding") else 4)
+        for param in declare_params(spec)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """How long a request may be and how many KV blocks there are, and why."""
+
+    max_model_len: int
+    kv: KVSize
+    reason: str
+
+
+def resolve_length(config: EngineConfig, spec: ModelSpec) -> int:
+    """The longest request that the model allows and the settings ask for."""
+    wanted, limit = config.model.max_model_len, spec.max_position_embeddings
+    if wanted == "auto":
+        return limit
+    if wanted > limit:
+        raise ConfigError(
+            f"max_model_len {wanted} is more than the {limit} positions that the model was made for",
+            remedies=[f"--max-model-len {limit}"],
+        )
+    return wanted
+
+
+def resolve_capacity(
+    config: EngineConfig,
+    spec: ModelSpec,
+    groups: Sequence[KVGroup],
+    plan: KVPlan,
+    memory: Memory,
+    *,
+    caps: Caps,
+    name: str,
+    needed_bytes: int,
+) -> Capacity:
+    """Size the KV cache. `needed_bytes`: weights that are not on the device yet.
+
+    auto length shrinks to what fits, down to one block; an explicit length or size that does not fit is a
+    CapacityError with all numbers.
+    """
+    scheduler = config.scheduler
+    length = resolve_length(config, spec)
+    free = memory.free_bytes - needed_bytes
+    if config.kv.kv_memory == "auto":
+        available = int(free * (SHARED_MEMORY_SHARE if caps.shared_memory else OWN_MEMORY_SHARE))
+        reason = f"auto: of {format_bytes(max(free, 0))} free beside the weights"
+    else:
+        available = parse_bytes(config.kv.kv_memory, name="kv_memory")
+        reason = "asked for"
+        if available > free:
+            raise CapacityError(
+                f"a KV cache of {format_bytes(available)} does not fit on {name}: weights take "
+                f"{format_bytes(needed_bytes)}, {format_bytes(memory.free_bytes)} are free",
+                remedies=["--kv-memory auto"],
+            )
+
+    def fits(num_tokens: int) -> bool:
+        each = request_bytes(groups, plan, num_tokens, scheduler.max_num_batched_tokens)
+        return each + sum(plan.block_bytes) <= available
+
+    if not fits(length):
+        longest = _longest(fits, length)
+        each = request_bytes(groups, plan, length, scheduler.max_num_batched_tokens)
+        if config.model.max_model_len != "auto" or longest < plan.block_size:
+            raise CapacityError(
+                f"{name} does not hold one request of {length} tokens: weights {format_bytes(needed_bytes)} + KV "
+                f"{format_bytes(each)}; {format_bytes(memory.free_bytes)} free, {format_bytes(max(available, 0))} "
+                "of it for the KV cache",
+                remedies=[f"--max-model-len {longest}"] if longest >= plan.block_size else ["a smaller model"],
+            )
+        length, reason = longest, f"{reason}; shortened from {length}"
+    kv = size_kv(
+        available,
+        groups,
+        plan,
+        max_model_len=length,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+    )
+    return Capacity(max_model_len=length, kv=kv, reason=reason)
+
+
+def resolve_block_size(wanted: int, caps: Caps) -> int:
+    """The KV block size, if the device's kernels take it."""
+    if caps.block_sizes and wanted not in caps.block_sizes:
+        sizes: Sequence[int] = caps.block_sizes
+        raise Unsupported(
+            f"the device has no kernels for KV blocks of {wanted} tokens; it takes {', '.join(map(str, sizes))}",
+            remedies=[f"HEADRACE_BLOCK_SIZE={sizes[0]}"],
+        )
+    return wanted
+
+
+def _longest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest length up to `limit` that fits, 0 if none does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

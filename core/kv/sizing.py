@@ -1,0 +1,60 @@
+"""How many KV blocks each group gets out of a number of bytes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..platform import KVPlan
+from .groups import KVGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVSize:
+    """num_blocks: per group, the null block included. total_bytes: of all of them."""
+
+    num_blocks: tuple[int, ...]
+    total_bytes: int
+    num_full_length: float
+    """requests of max_model_len tokens that fit at the same time"""
+
+
+def blocks_per_request(group: KVGroup, num_tokens: int, block_size: int, max_num_batched_tokens: int) -> int:
+    """Blocks that one request of `num_tokens` holds at most at one time.
+
+    A sliding group keeps the window before a step's first token, and the step's own tokens.
+    """
+    if group.kind == "sliding":
+        num_tokens = min(num_tokens, group.window + max_num_batched_tokens)
+        return -(-num_tokens // block_size) + 1
+    return -(-num_tokens // block_size)
+
+
+def request_bytes(groups: Sequence[KVGroup], plan: KVPlan, num_tokens: int, max_num_batched_tokens: int) -> int:
+    """Bytes of KV cache that one request of `num_tokens` needs."""
+    return sum(
+        blocks_per_request(group, num_tokens, plan.block_size, max_num_batched_tokens) * size
+        for group, size in zip(groups, plan.block_bytes, strict=True)
+    )
+
+
+def size_kv(
+    num_bytes: int,
+    groups: Sequence[KVGroup],
+    plan: KVPlan,
+    *,
+    max_model_len: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+) -> KVSize:
+    """Share `num_bytes` so that requests of full length exhaust all groups at the same time.
+
+    Never more than `max_num_seqs` such requests need; each group gets its null block besides.
+    """
+    each = request_bytes(groups, plan, max_model_len, max_num_batched_tokens)
+    usable = num_bytes - sum(plan.block_bytes)
+    num_requests = min(float(max_num_seqs), max(usable, 0) / each)
+    num_blocks = tuple(
+        1 + int(num_requests * blocks_per_request(group, max_model_len, plan.block_size, max_num_batched_tokens))
+        for group in groups
+    )
+    total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
+    return KVSize(num_blocks=num_blocks, total_bytes=total, num_full_length=num_requests)

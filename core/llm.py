@@ -1,0 +1,272 @@
+"""The Python API: a model in the caller's process."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypedDict
+
+from .config import EngineConfig
+from .engine.build import Built, build_engine
+from .engine.engine import Engine
+from .errors import ModelError, RequestError, Unsupported
+from .sampling.params import SamplingParams
+from .stages import RequestOutput
+from .text.chat import ChatTemplate
+from .text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is already token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | TokensPrompt
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...} as in the OpenAI API."""
+
+
+class LLM:
+    """A language model, loaded and ready. Use as a context manager, or call `close`.
+
+    Not safe for use from several threads at once.
+    """
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        quantize: str | None = None,
+        skip_tokenizer_init: bool = False,
+        **engine_options: Any,
+    ) -> None:
+        """Load `model`: a hub id, a folder, a .gguf file, or "" for the embedded default.
+
+        engine_options: any option of the configuration, such as max_model_len=4096 or kv_memory="2GiB".
+        Raises ConfigError, ModelError, CapacityError or PlatformError.
+        """
+        if quantize is not None:
+            raise Unsupported(
+                f"quantize={quantize!r}: no device here quantizes weights when it loads them",
+                remedies=["a checkpoint that is quantized already, such as a GGUF file"],
+            )
+        options = dict(
+            engine_options, model=str(model), device=device, dtype=dtype, skip_tokenizer_init=skip_tokenizer_init
+        )
+        self._start(EngineConfig.from_options(options), lambda line: logger.info("%s", line))
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, report: Callable[[str], None] = lambda line: None) -> Self:
+        """Load the model that a configuration names. `report` takes progress lines."""
+        self = cls.__new__(cls)
+        self._start(config, report)
+        return self
+
+    def _start(self, config: EngineConfig, report: Callable[[str], None]) -> None:
+        self.config = config
+        self._closed = True
+        self.built: Built = build_engine(config, report)
+        self._closed = False
+        self._ids = itertools.count()
+        self._latest: dict[str, RequestOutput] = {}
+        self._chat_template: ChatTemplate | None = None
+
+    # ---- what it is ---------------------------------------------------------------------------------------
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises ModelError if the model was loaded without one."""
+        if self.built.tokenizer is None:
+            raise ModelError("this model was loaded with skip_tokenizer_init, so it has no tokenizer")
+        return self.built.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that prompt and output may have together."""
+        return self.built.capacity.max_model_len
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What applies where a call gives no sampling parameters: the checkpoint's generation config."""
+        return self.built.defaults.sampling_params
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True if `chat` can be used."""
+        return bool(self.config.model.chat_template) or (
+            self.built.tokenizer is not None and self.built.tokenizer.chat_template is not None
+        )
+
+    # ---- what it does -------------------------------------------------------------------------------------
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | int = 0,
+        cache_salt: str = "",
+    ) -> list[RequestOutput]:
+        """Complete one or more prompts; the results come in the order of the prompts.
+
+        All prompts are checked before any runs. Raises RequestError.
+        """
+        many: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
+        return self._run([self._tokens(prompt) for prompt in many], sampling_params, priority, cache_salt)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several. template_options go to the chat template (tools=..., ...)."""
+        if not messages:
+            raise RequestError("there is no message to answer", code="empty_prompt")
+        many: Any = [messages] if isinstance(messages[0], Mapping) else messages
+        prompts = [self.render_chat(conversation, **template_options) for conversation in many]
+        tokens = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in prompts]
+        return self._run(tokens, sampling_params, 0, "")
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt or answer one conversation; yields all that there is after each step.
+
+        Leaving the loop early aborts the request.
+        """
+        if isinstance(prompt, (str, Mapping)):
+            text, tokens = self._tokens(prompt)
+        else:
+            text = self.render_chat(prompt)
+            tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        request_id = self._add(text, tokens, sampling_params or self.default_sampling_params, 0, "")
+        return self._follow(request_id)
+
+    def render_chat(self, messages: Sequence[Message], **template_options: Any) -> str:
+        """The prompt that the chat template makes of a conversation."""
+        if self._chat_template is None:
+            self._chat_template = self._load_chat_template()
+        return self._chat_template.render(messages, **template_options)
+
+    def close(self) -> None:
+        """Free the model; may be called twice."""
+        if not self._closed:
+            self._closed = True
+            self.built.engine.close()
+            self.built.device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- how ----------------------------------------------------------------------------------------------
+    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if "prompt_token_ids" not in prompt:
+            raise RequestError(f"a prompt is text or has prompt_token_ids, got the keys {', '.join(prompt)}")
+        return None, list(prompt["prompt_token_ids"])
+
+    def _run(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | int,
+        cache_salt: str,
+    ) -> list[RequestOutput]:
+        params = _one_each(sampling_params or self.default_sampling_params, len(prompts), "sampling_params")
+        priorities = _one_each(priority, len(prompts), "priority")
+        for index, ((_, tokens), each) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                self._engine.validate(tokens, each)
+            except RequestError as error:
+                if len(prompts) == 1:
+                    raise
+                raise RequestError(
+                    f"prompt {index} of {len(prompts)}: {error.reason}", code=error.code, remedies=error.remedies
+                ) from error
+        ids: list[str] = []
+        mine: set[str] = set()
+        finished: dict[str, RequestOutput] = {}
+        try:
+            for (text, tokens), each, rank in zip(prompts, params, priorities, strict=True):
+                ids.append(self._add(text, tokens, each, rank, cache_salt))
+            mine.update(ids)
+            while len(finished) < len(ids):
+                for request_id in self._step():
+                    if request_id in mine and self._latest[request_id].finished:
+                        finished[request_id] = self._latest.pop(request_id)
+        except BaseException:
+            for request_id in ids:
+                self._engine.abort(request_id)
+                self._latest.pop(request_id, None)
+            raise
+        return [finished[request_id] for request_id in ids]
+
+    def _follow(self, request_id: str) -> Iterator[RequestOutput]:
+        finished = False
+        try:
+            while not finished:
+                if request_id not in self._latest:
+                    self._step()
+                output = self._latest.pop(request_id, None)
+                if output is not None:
+                    finished = output.finished
+                    yield output
+        finally:
+            if not finished and not self._closed:
+                self._engine.abort(request_id)
+            self._latest.pop(request_id, None)
+
+    def _step(self) -> list[str]:
+        """One step for all that is open (several streams may be read in turns); the requests that it changed."""
+        outputs = self._engine.step()
+        self._latest.update((output.request_id, output) for output in outputs)
+        return [output.request_id for output in outputs]
+
+    def _add(
+        self, text: str | None, tokens: list[int], params: SamplingParams, priority: int, cache_salt: str
+    ) -> str:
+        request_id = str(next(self._ids))
+        self._engine.add(request_id, tokens, params, prompt=text, priority=priority, cache_salt=cache_salt)
+        return request_id
+
+    @property
+    def _engine(self) -> Engine:
+        if self._closed:
+            raise RequestError("this LLM is closed")
+        return self.built.engine
+
+    def _load_chat_template(self) -> ChatTemplate:
+        path = self.config.model.chat_template
+        if path:
+            try:
+                source: Any = Path(path).read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ModelError(f"the chat template {path} cannot be read: {error}") from error
+        else:
+            source = self.tokenizer.chat_template
+        if source is None:
+            raise RequestError(
+                f"{self.built.model.name} has no chat template, so it cannot chat",
+                code="no_chat_template",
+                remedies=["--chat-template FILE", "generate with a plain prompt (headrace complete --raw)"],
+            )
+        return ChatTemplate(source, self.tokenizer)
+
+
+def _one_each(value: Any, count: int, name: str) -> Sequence[Any]:
+    if isinstance(value, Sequence):
+        if len(value) != count:
+            raise RequestError(f"{count} prompts need {count} {name}, got {len(value)}")
+        return value
+    return [value] * count

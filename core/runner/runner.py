@@ -1,0 +1,276 @@
+"""The host side of a worker: from a Plan to the arrays of one step, and from its output to a StepResult.
+
+Keeps, per slot, the token ids, block tables and positions that a step's arrays are cut from, so that building a
+batch is a few numpy operations whatever the number of requests.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..platform import Pending, Runner, RunnerConfig
+from ..sampling.state import SamplingState
+from ..stages import (
+    ForwardBatch,
+    IntArray,
+    LogprobArrays,
+    NewRequest,
+    Plan,
+    PromptLogprobsBatch,
+    Row,
+    SamplingBatch,
+    StepInput,
+    StepOutput,
+    StepResult,
+    TokenLogprobs,
+)
+
+UNKNOWN = -1
+"""A token that a step in flight will sample."""
+
+
+class ModelRunner:
+    """Slots on the host, a Runner on the device.
+
+    Invariant: for a slot in use, token_ids[slot, :num_tokens[slot]] are known or UNKNOWN (sampled by a step in
+    flight), and block_tables[g][slot, :num_blocks[g][slot]] are the blocks that the scheduler told.
+    """
+
+    def __init__(
+        self, runner: Runner, config: RunnerConfig, sampling: SamplingState, *, rope_original_len: int = 0
+    ) -> None:
+        """rope_original_len: prompts longer than this use the long rope variant; 0: there is one variant."""
+        self.runner = runner
+        self.config = config
+        self._sampling = sampling
+        self._rope_original_len = rope_original_len
+        slots, length = config.max_num_seqs, config.max_model_len + 1
+        blocks = -(-length // config.block_size) + 1
+        self._token_ids = np.full((slots, length), UNKNOWN, np.int32)
+        self._num_computed = np.zeros(slots, np.int64)
+        self._epochs = np.full(slots, -1, np.int64)
+        self._request_ids: list[str] = [""] * slots
+        self._num_prompt_tokens = np.zeros(slots, np.int64)
+        self._prompt_logprobs: dict[int, int] = {}
+        self._rope_rows = np.zeros(slots, np.int32)
+        self._block_tables = [np.full((slots, blocks), -1, np.int32) for _ in config.groups]
+        self._num_blocks = [[0] * slots for _ in config.groups]
+
+    def submit(self, plan: Plan) -> "RunningStep":
+        """Begin a step. Raises OutOfMemory or DeviceLost."""
+        for new in plan.new:
+            self._admit(new)
+        batch, samples, prompts = self._build(plan.rows)
+        return RunningStep(self, plan, self.runner.step(batch), samples, prompts)
+
+    def reset(self) -> None:
+        """Forget all requests."""
+        self._epochs[:] = -1
+        self._request_ids = [""] * len(self._request_ids)
+        self._prompt_logprobs.clear()
+
+    # ---- building a step ----------------------------------------------------------------------------------
+    def _admit(self, new: NewRequest) -> None:
+        slot, tokens = new.slot, new.token_ids
+        self._token_ids[slot, : len(tokens)] = tokens
+        self._token_ids[slot, len(tokens) :] = UNKNOWN
+        self._num_computed[slot] = new.num_computed_tokens
+        self._epochs[slot] = new.epoch
+        self._request_ids[slot] = new.request_id
+        self._num_prompt_tokens[slot] = new.num_prompt_tokens
+        self._rope_rows[slot] = 0 < self._rope_original_len < new.num_prompt_tokens
+        for counts in self._num_blocks:
+            counts[slot] = 0
+        wanted = new.sampling_params.prompt_logprobs
+        if wanted is None or len(tokens) > new.num_prompt_tokens:
+            self._prompt_logprobs.pop(slot, None)
+        else:
+            self._prompt_logprobs[slot] = wanted
+        self._sampling.add(slot, new)
+
+    def _build(self, rows: Sequence[Row]) -> "tuple[StepInput, list[tuple[int, int]], list[PromptRange]]":
+        num_reqs = len(rows)
+        slots = np.fromiter((row.slot for row in rows), np.int64, num_reqs)
+        counts = np.fromiter((row.num_tokens for row in rows), np.int64, num_reqs)
+        for row in rows:
+            if row.start is not None:
+                self._num_computed[row.slot] = row.start
+            for group, new_blocks in enumerate(row.new_blocks):
+                if new_blocks:
+                    self._append_blocks(group, row.slot, new_blocks)
+        starts = self._num_computed[slots]
+        ends = starts + counts
+        self._num_computed[slots] = ends
+        query_start_loc = np.zeros(num_reqs + 1, np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        num_tokens = int(query_start_loc[-1])
+        if num_tokens == num_reqs:
+            token_slots, positions = slots, starts
+        else:
+            token_slots = np.repeat(slots, counts)
+            positions = np.arange(num_tokens) + np.repeat(starts - query_start_loc[:-1], counts)
+        block_index, offset = np.divmod(positions, self.config.block_size)
+        max_seq_len = int(ends.max())
+        width = -(-max_seq_len // self.config.block_size)
+        input_ids = self._token_ids[token_slots, positions]
+        samples, sampling = self._sampling_batch(rows, ends, query_start_loc)
+        prompts, prompt_logprobs = self._prompt_logprobs_batch(rows, starts, ends, query_start_loc)
+        forward = ForwardBatch(
+            input_ids=input_ids,
+            positions=positions.astype(np.int32),
+            query_start_loc=query_start_loc,
+            seq_lens=ends.astype(np.int32),
+            block_tables=[table[slots, :width] for table in self._block_tables],
+            slot_mappings=[
+                (table[token_slots, block_index] * self.config.block_size + offset).astype(np.int32)
+                for table in self._block_tables
+            ],
+            logits_indices=np.fromiter(
+                (query_start_loc[i + 1] - 1 - back for i, back in samples), np.int32, len(samples)
+            ),
+            token_slots=token_slots.astype(np.int32) if (input_ids == UNKNOWN).any() else None,
+            rope_rows=self._rope_rows[token_slots] if self._rope_original_len else None,
+            max_query_len=int(counts.max()),
+            max_seq_len=max_seq_len,
+        )
+        return StepInput(forward=forward, sampling=sampling, prompt_logprobs=prompt_logprobs), samples, prompts
+
+    def _append_blocks(self, group: int, slot: int, new_blocks: Sequence[int]) -> None:
+        start = self._num_blocks[group][slot]
+        self._block_tables[group][slot, start : start + len(new_blocks)] = new_blocks
+        self._num_blocks[group][slot] = start + len(new_blocks)
+
+    def _sampling_batch(
+        self, rows: Sequence[Row], ends: npt.NDArray[np.int64], query_start_loc: IntArray
+    ) -> tuple[list[tuple[int, int]], SamplingBatch | None]:
+        """Sampled positions as (row, positions before the row's last) and what the sampler needs for them."""
+        samples = [
+            (i, back) for i, row in enumerate(rows) if row.sample for back in range(row.num_draft_tokens, -1, -1)
+        ]
+        if not samples:
+            return samples, None
+        wanted = [(n, rows[i].slot, int(ends[i]) - back) for n, (i, back) in enumerate(samples)]
+        return samples, self._sampling.build(wanted)
+
+    def _prompt_logprobs_batch(
+        self,
+        rows: Sequence[Row],
+        starts: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
+        query_start_loc: IntArray,
+    ) -> "tuple[list[PromptRange], PromptLogprobsBatch | None]":
+        if not self._prompt_logprobs:
+            return [], None
+        ranges: list[PromptRange] = []
+        token_rows: list[npt.NDArray[np.int64]] = []
+        targets: list[IntArray] = []
+        for i, row in enumerate(rows):
+            if row.slot not in self._prompt_logprobs:
+                continue
+            start, last = int(starts[i]), int(self._num_prompt_tokens[row.slot]) - 1
+            end = min(int(ends[i]), last)
+            if start < end:
+                ranges.append((i, end - start, self._prompt_logprobs[row.slot]))
+                token_rows.append(np.arange(end - start) + query_start_loc[i])
+                targets.append(self._token_ids[row.slot, start + 1 : end + 1])
+            if int(ends[i]) >= last:
+                del self._prompt_logprobs[row.slot]
+        if not ranges:
+            return [], None
+        batch = PromptLogprobsBatch(
+            rows=np.concatenate(token_rows).astype(np.int32),
+            targets=np.concatenate(targets),
+            num_logprobs=max(wanted for _, _, wanted in ranges),
+        )
+        return ranges, batch
+
+    # ---- reading a step's output --------------------------------------------------------------------------
+    def finish(
+        self,
+        plan: Plan,
+        output: StepOutput,
+        samples: Sequence[tuple[int, int]],
+        prompts: "Sequence[PromptRange]",
+    ) -> StepResult:
+        """Remember sampled tokens and sort the output by row."""
+        token_ids: list[list[int]] = [[] for _ in plan.rows]
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        for n, ((i, _), token) in enumerate(zip(samples, output.token_ids.tolist(), strict=True)):
+            row = plan.rows[i]
+            token_ids[i].append(token)
+            if self._epochs[row.slot] == row.epoch and self._request_ids[row.slot] == row.request_id:
+                num_tokens = self._sampling.num_tokens(row.slot)
+                if num_tokens < self._token_ids.shape[1]:
+                    self._token_ids[row.slot, num_tokens] = token
+                self._sampling.append(row.slot, (token,))
+                wanted = self._sampling.num_logprobs(row.slot)
+                if output.logprobs is not None and wanted >= 0:
+                    logprobs.setdefault(i, []).append(_token_logprobs(output.logprobs, n, token, wanted, num_tokens))
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        done = 0
+        for i, length, wanted in prompts:
+            assert output.prompt_logprobs is not None
+            row = plan.rows[i]
+            assert row.start is not None, "a prompt's positions are known"
+            first = row.start + 1
+            targets: list[int] = self._token_ids[row.slot, first : first + length].tolist()
+            prompt_logprobs[i] = [
+                _token_logprobs(output.prompt_logprobs, done + k, target, wanted, first + k)
+                for k, target in enumerate(targets)
+            ]
+            done += length
+        return StepResult(step=plan.step, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+
+PromptRange = tuple[int, int, int]
+"""(row, number of prompt positions with log probabilities, most likely tokens wanted)"""
+
+
+class RunningStep:
+    """A step on the device and what is needed to read its output."""
+
+    def __init__(
+        self,
+        owner: ModelRunner,
+        plan: Plan,
+        pending: Pending,
+        samples: Sequence[tuple[int, int]],
+        prompts: Sequence[PromptRange],
+    ) -> None:
+        self._owner = owner
+        self._plan = plan
+        self._pending = pending
+        self._samples = samples
+        self._prompts = prompts
+
+    def ready(self) -> bool:
+        """True if `result` would not wait."""
+        return self._pending.ready()
+
+    def result(self) -> StepResult:
+        """Wait for the step; call once, in the order of submission."""
+        return self._owner.finish(self._plan, self._pending.result(), self._samples, self._prompts)
+
+
+def build_model_runner(
+    runner: Runner,
+    config: RunnerConfig,
+    processors: Mapping[str, Callable[..., object]],
+    *,
+    rope_original_len: int = 0,
+) -> ModelRunner:
+    """A ModelRunner with its sampling state."""
+    sampling = SamplingState(
+        vocab_size=config.spec.vocab_size, max_num_seqs=config.max_num_seqs, processors=processors
+    )
+    return ModelRunner(runner, config, sampling, rope_original_len=rope_original_len)
+
+
+def _token_logprobs(arrays: LogprobArrays, row: int, token: int, wanted: int, position: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        token_ids=[token, *arrays.top_ids[row, :wanted].tolist()],
+        logprobs=[float(arrays.chosen[row]), *arrays.top_values[row, :wanted].tolist()],
+        ranks=[int(arrays.ranks[row]), *range(1, wanted + 1)],
+        position=position,
+    )
