@@ -1,0 +1,35 @@
+"""Settings for the whole suite: one thread for torch, hypothesis profiles, and a run without torch."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+HEAVY = re.compile(r"^\s*(?:import|from) (?:torch|transformers|safetensors|accelerate)\b", re.MULTILINE)
+
+hypothesis.settings.register_profile(
+    "ci", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--no-torch leaves out the modules that import torch or transformers, for Pythons without them."""
+    parser.addoption("--no-torch", action="store_true", help="leave out the tests that need torch")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a module out if it needs a library that this run does without."""
+    if not config.getoption("--no-torch") or collection_path.suffix != ".py":
+        return None
+    return True if HEAVY.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Golden tests on a shared machine run several times faster with one thread."""
+    if importlib.util.find_spec("torch") is not None and not config.getoption("--no-torch"):
+        import torch
+
+        torch.set_num_threads(1)
