@@ -1,0 +1,58 @@
+"""Memory of this machine as this process may use it: what the kernel has, within the limits of its cgroups."""
+
+from pathlib import Path
+
+from headrace.core.platform import Memory
+
+from .cgroup import cgroup_folders, read_number
+
+
+def host_memory(root: Path = Path("/")) -> Memory:
+    """Total and free bytes within the machine's memory and every cgroup limit, and this process's resident bytes.
+
+    Page cache that the kernel would drop (inactive files) counts as free.
+    """
+    machine = _table(root / "proc/meminfo", unit=1024)
+    total = machine.get("MemTotal", 0)
+    free = machine.get("MemAvailable", machine.get("MemFree", 0))
+    for folder in cgroup_folders("memory", root):
+        limit = _first(folder, "memory.max", "memory.limit_in_bytes")
+        used = _first(folder, "memory.current", "memory.usage_in_bytes")
+        if limit is None or used is None:
+            continue
+        stat = _table(folder / "memory.stat", unit=1)
+        reclaimable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+        total = min(total, limit)
+        free = min(free, max(0, limit - used + reclaimable))
+    resident = _table(root / "proc/self/status", unit=1024).get("VmRSS", 0)
+    return Memory(total_bytes=total, free_bytes=free, used_bytes=resident)
+
+
+def memory_limit(root: Path = Path("/")) -> int | None:
+    """The smallest cgroup limit below the machine's memory, in bytes, or None."""
+    limits = [
+        limit
+        for folder in cgroup_folders("memory", root)
+        if (limit := _first(folder, "memory.max", "memory.limit_in_bytes")) is not None
+    ]
+    total = _table(root / "proc/meminfo", unit=1024).get("MemTotal", 0)
+    smallest = min(limits, default=total)
+    return smallest if smallest < total else None
+
+
+def _first(folder: Path, *names: str) -> int | None:
+    return next((value for name in names if (value := read_number(folder / name)) is not None), None)
+
+
+def _table(file: Path, *, unit: int) -> dict[str, int]:
+    """Lines "name: number ..." as name -> number * unit."""
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return {}
+    table = {}
+    for line in lines:
+        words = line.split()
+        if len(words) > 1 and words[1].isdigit():
+            table[words[0].rstrip(":")] = int(words[1]) * unit
+    return table
