@@ -1,0 +1,177 @@
+"""config.json as data: its keys with clear errors, old and new spellings made one. No transformers here."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ModelError, ModelNotFound
+from ..suggest import did_you_mean
+
+CONFIG_FILE = "config.json"
+_REQUIRED: Final = object()
+
+
+class HFConfig:
+    """The keys of one config.json; never changed. `file` is the place that errors name.
+
+    A key that is null reads as `null` where a caller gives one (Mistral's `sliding_window: null` switches the
+    window off, although an absent key means 4096), else as if it were absent.
+    """
+
+    __slots__ = ("_values", "file")
+
+    def __init__(self, values: Mapping[str, Any], *, file: str = CONFIG_FILE) -> None:
+        self._values = dict(values)
+        self.file = file
+
+    def __repr__(self) -> str:
+        return f"HFConfig(model_type={self._values.get('model_type')!r}, file={self.file!r})"
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __getitem__(self, name: str) -> Any:
+        """The value of a key that must be there. Raises ModelError that names key and file."""
+        value = self._values.get(name)
+        if value is None:
+            raise ModelError(f"{self.file} lacks the key {name!r}{did_you_mean(name, self._values)}")
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value as it stands, or `default` if the key is absent."""
+        return self._values.get(name, default)
+
+    def with_defaults(self, **values: Any) -> "HFConfig":
+        """This config, with `values` where keys are absent: the defaults of a family's config class."""
+        return HFConfig({**values, **self._values}, file=self.file)
+
+    def replace(self, **values: Any) -> "HFConfig":
+        """This config with other values."""
+        return HFConfig({**self._values, **values}, file=self.file)
+
+    @property
+    def model_type(self) -> str:
+        """The family, as transformers names it."""
+        return self.text("model_type")
+
+    @property
+    def dtype(self) -> str:
+        """dtype of the checkpoint; `dtype`, or `torch_dtype` as older files call it. float32 if not stated."""
+        value = self.get("dtype") or self.get("torch_dtype") or "float32"
+        return str(value).removeprefix("torch.")
+
+    def integer(self, name: str, default: Any = _REQUIRED, *, null: Any = _REQUIRED) -> int:
+        """An integer of at least 0. Raises ModelError."""
+        value = self._value(name, default, null)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._wrong(name, value, "an integer of at least 0")
+        return value
+
+    def size(self, name: str, default: Any = _REQUIRED) -> int:
+        """An integer of at least 1. Raises ModelError."""
+        value = self.integer(name, default)
+        if value < 1:
+            raise self._wrong(name, value, "an integer of at least 1")
+        return value
+
+    def number(self, name: str, default: Any = _REQUIRED, *, null: Any = _REQUIRED) -> float:
+        """A finite number. Raises ModelError."""
+        value = self._value(name, default, null)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or abs(value) == float("inf")
+            or value != value
+        ):
+            raise self._wrong(name, value, "a finite number")
+        return float(value)
+
+    def boolean(self, name: str, default: Any = _REQUIRED) -> bool:
+        """True or false. Raises ModelError."""
+        value = self._value(name, default, _REQUIRED)
+        if not isinstance(value, bool):
+            raise self._wrong(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: Any = _REQUIRED) -> str:
+        """A string. Raises ModelError."""
+        value = self._value(name, default, _REQUIRED)
+        if not isinstance(value, str):
+            raise self._wrong(name, value, "a string")
+        return value
+
+    def rope_parameters(self, layer_type: str = "") -> "HFConfig":
+        """Rotary parameters in today's spelling: `rope_type`, `rope_theta`, `partial_rotary_factor` and what the
+        type needs, `original_max_position_embeddings` included.
+
+        Older files have `rope_scaling` (its `type` is today's `rope_type`) beside a top-level `rope_theta`;
+        newer ones `rope_parameters`, flat or one object per layer type. Raises ModelError.
+        """
+        stated = self.get("rope_scaling") or self.get("rope_parameters") or {}
+        nested = isinstance(stated, Mapping) and any(isinstance(value, Mapping) for value in stated.values())
+        where = f"rope parameters of {self.file}"
+        if nested:
+            where = f"rope parameters of {layer_type} in {self.file}"
+            if layer_type not in stated:
+                raise ModelError(
+                    f"{self.file} has rope parameters for {', '.join(stated)}, but not for {layer_type!r}"
+                )
+            stated = stated[layer_type]
+        if not isinstance(stated, Mapping):
+            raise self._wrong("rope_parameters", stated, "an object")
+        values = dict(stated)
+        values.setdefault("rope_type", values.get("type", "default"))
+        for name, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):
+            values.setdefault(name, default if self.get(name) is None else self.get(name))
+        # The length that training saw: the top level wins, because Phi-3 keeps it there.
+        length = None if nested else self.get("original_max_position_embeddings")
+        if length is not None:
+            values["original_max_position_embeddings"] = length
+        values.setdefault("original_max_position_embeddings", self.get("max_position_embeddings"))
+        return HFConfig(values, file=where)
+
+    def _value(self, name: str, default: Any, null: Any) -> Any:
+        if name in self._values:
+            value = self._values[name]
+            if value is not None:
+                return value
+            if null is not _REQUIRED:
+                return null
+        return self[name] if default is _REQUIRED else default
+
+    def _wrong(self, name: str, value: object, wanted: str) -> ModelError:
+        return ModelError(f"{name} in {self.file} must be {wanted}, got {value!r}")
+
+
+def read_config(folder: Path) -> HFConfig:
+    """The config.json of a model folder. Raises ModelNotFound if there is none, ModelError if it is damaged."""
+    path = folder / CONFIG_FILE
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _not_found(folder) from None
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} must hold a JSON object, but it holds a {type(values).__name__}")
+    return HFConfig(values, file=str(path))
+
+
+def _not_found(folder: Path) -> ModelNotFound:
+    if not folder.is_dir():
+        return ModelNotFound(f"there is no folder {folder}")
+    names = sorted(entry.name for entry in folder.iterdir())
+    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    reason = f"{folder} has no {CONFIG_FILE}; " + (f"it holds {listed}" if names else "it is empty")
+    remedies = [f"give the file itself: {folder / name}" for name in names if name.endswith(".gguf")][:2]
+    remedies += [
+        f"give the folder {entry.parent}" for entry in sorted(folder.glob(f"*/{CONFIG_FILE}"))[:1] if not remedies
+    ]
+    return ModelNotFound(reason, remedies=remedies or ["give a folder with config.json, or a .gguf file"])

@@ -1,0 +1,26 @@
+"""Gemma 3, text only: Gemma 2 with normalised heads instead of soft caps, and a rope per layer type."""
+
+from ..config import HFConfig
+from ..llama_like import FULL, GEMMA_NAMES, SLIDING, replace_attention
+from ..spec import ModelSpec
+from .gemma2 import gemma_like
+
+WEIGHTS = GEMMA_NAMES
+
+
+def to_spec(config: HFConfig) -> ModelSpec:
+    """Five sliding layers, then a full one whose rope has a larger base and may be stretched."""
+    config = config.with_defaults(max_position_embeddings=131072, sliding_window=4096)
+    num_layers, pattern = config.size("num_hidden_layers"), config.size("sliding_window_pattern", 6)
+    layer_types = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
+    spec = gemma_like(_with_rope_per_layer_type(config), layer_types)
+    return replace_attention(spec, qk_norm=spec.norm)
+
+
+def _with_rope_per_layer_type(config: HFConfig) -> HFConfig:
+    ropes = dict(config.get("rope_parameters") or {})
+    full = {**(ropes.get(FULL) or {}), **(config.get("rope_scaling") or {})}
+    full.setdefault("rope_theta", config.number("rope_theta", 1_000_000.0))
+    sliding = {**(ropes.get(SLIDING) or {})}
+    sliding.setdefault("rope_theta", config.number("rope_local_base_freq", 10_000.0))
+    return config.replace(rope_scaling=None, rope_parameters={FULL: full, SLIDING: sliding})

@@ -1,0 +1,223 @@
+"""What most families share with Llama: the spec read from a config, and the names of weights."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import ModelError
+from ..suggest import did_you_mean
+from ..weights.names import NameTable
+from .config import HFConfig
+from .spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeScaling, RopeSpec
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu",
+    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
+"""Activation functions as configs spell them."""
+
+ATTENTION_AND_MLP: Mapping[str, str] = {
+    "layers.{i}.attn.q_proj.weight": "model.layers.{i}.self_attn.q_proj.weight",
+    "layers.{i}.attn.k_proj.weight": "model.layers.{i}.self_attn.k_proj.weight",
+    "layers.{i}.attn.v_proj.weight": "model.layers.{i}.self_attn.v_proj.weight",
+    "layers.{i}.attn.o_proj.weight": "model.layers.{i}.self_attn.o_proj.weight",
+    "layers.{i}.attn.q_proj.bias": "model.layers.{i}.self_attn.q_proj.bias",
+    "layers.{i}.attn.k_proj.bias": "model.layers.{i}.self_attn.k_proj.bias",
+    "layers.{i}.attn.v_proj.bias": "model.layers.{i}.self_attn.v_proj.bias",
+    "layers.{i}.attn.o_proj.bias": "model.layers.{i}.self_attn.o_proj.bias",
+    "layers.{i}.attn.q_norm.weight": "model.layers.{i}.self_attn.q_norm.weight",
+    "layers.{i}.attn.k_norm.weight": "model.layers.{i}.self_attn.k_norm.weight",
+    "layers.{i}.mlp.gate_proj.weight": "model.layers.{i}.mlp.gate_proj.weight",
+    "layers.{i}.mlp.up_proj.weight": "model.layers.{i}.mlp.up_proj.weight",
+    "layers.{i}.mlp.down_proj.weight": "model.layers.{i}.mlp.down_proj.weight",
+    "layers.{i}.mlp.gate_proj.bias": "model.layers.{i}.mlp.gate_proj.bias",
+    "layers.{i}.mlp.up_proj.bias": "model.layers.{i}.mlp.up_proj.bias",
+    "layers.{i}.mlp.down_proj.bias": "model.layers.{i}.mlp.down_proj.bias",
+}
+EMBEDDINGS: Mapping[str, str] = {
+    "embed_tokens.weight": "model.embed_tokens.weight",
+    "final_norm.weight": "model.norm.weight",
+    "lm_head.weight": "lm_head.weight",
+    "lm_head.bias": "lm_head.bias",
+}
+IGNORE = (r"rotary_emb\.inv_freq$", r"^lm_head\.weight$")
+"""Buffers, and the copy of the embedding that some tied checkpoints carry; read by name where it is declared."""
+
+LLAMA_NAMES = NameTable(
+    entries={
+        **EMBEDDINGS,
+        **ATTENTION_AND_MLP,
+        "layers.{i}.attn_norm.weight": "model.layers.{i}.input_layernorm.weight",
+        "layers.{i}.mlp_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
+    },
+    ignore=IGNORE,
+)
+
+GEMMA_NAMES = NameTable(
+    entries={
+        **EMBEDDINGS,
+        **ATTENTION_AND_MLP,
+        "layers.{i}.attn_norm.weight": "model.layers.{i}.input_layernorm.weight",
+        "layers.{i}.attn_post_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
+        "layers.{i}.mlp_norm.weight": "model.layers.{i}.pre_feedforward_layernorm.weight",
+        "layers.{i}.mlp_post_norm.weight": "model.layers.{i}.post_feedforward_layernorm.weight",
+    },
+    ignore=IGNORE,
+)
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def llama_like(
+    config: HFConfig,
+    *,
+    layer_types: Sequence[str] = (),
+    activation_key: str = "hidden_act",
+    rms_norm_eps: float = 1e-6,
+) -> ModelSpec:
+    """The spec of Llama with this config's sizes: RMS norms before attention and feed-forward, gated SiLU, rope.
+
+    layer_types: FULL or SLIDING for each layer, SLIDING taking the config's `sliding_window`; empty: all full.
+    Raises ModelError for a missing or impossible value.
+    """
+    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    num_layers = config.size("num_hidden_layers")
+    num_kv_heads = config.size("num_key_value_heads", num_heads)
+    head_dim = config.size("head_dim", hidden_size // num_heads or None)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"num_attention_heads ({num_heads}) in {config.file} is no multiple of "
+            f"num_key_value_heads ({num_kv_heads})"
+        )
+    kinds = tuple(layer_types) or (FULL,) * num_layers
+    if len(kinds) != num_layers:
+        raise ModelError(f"{config.file} has {num_layers} layers, but layer_types names {len(kinds)}")
+    attention: dict[str, AttentionSpec] = {}
+    for kind in dict.fromkeys(kinds):
+        if kind not in (FULL, SLIDING):
+            raise ModelError(f"layer_types in {config.file} holds {kind!r}; known are {FULL} and {SLIDING}")
+        attention[kind] = AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            rope=read_rope(config, head_dim, kind),
+            window=config.integer("sliding_window") if kind == SLIDING else 0,
+        )
+    mlp = MlpSpec(
+        intermediate_size=config.size("intermediate_size"), activation=read_activation(config, activation_key)
+    )
+    return ModelSpec(
+        model_type=config.model_type,
+        vocab_size=config.size("vocab_size"),
+        hidden_size=hidden_size,
+        max_position_embeddings=config.size("max_position_embeddings"),
+        layers=tuple(LayerSpec(attn=attention[kind], mlp=mlp) for kind in kinds),
+        norm=NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps)),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
+        dtype=config.dtype,
+    )
+
+
+def windowed_layer_types(config: HFConfig) -> Sequence[str]:
+    """Qwen's layer types: if `use_sliding_window`, layers from `max_window_layers` on slide; or as listed."""
+    if listed := config.get("layer_types"):
+        return tuple(listed)
+    num_layers = config.size("num_hidden_layers")
+    slides = config.boolean("use_sliding_window", False) and config.integer("sliding_window", 0) > 0
+    first = config.integer("max_window_layers", num_layers) if slides else num_layers
+    return tuple(SLIDING if i >= first else FULL for i in range(num_layers))
+
+
+def replace_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with fields of every layer's AttentionSpec changed."""
+    return replace_layers(spec, lambda layer: {"attn": dataclasses.replace(layer.attn, **changes)})
+
+
+def replace_layers(spec: ModelSpec, change: Callable[[LayerSpec], Mapping[str, Any]]) -> ModelSpec:
+    """The spec with the fields that `change` names for each layer."""
+    return dataclasses.replace(
+        spec, layers=tuple(dataclasses.replace(layer, **change(layer)) for layer in spec.layers)
+    )
+
+
+def read_activation(config: HFConfig, key: str) -> Activation:
+    """The activation function a config names. Raises ModelError that lists the known ones."""
+    name = config.text(key)
+    if name not in ACTIVATIONS:
+        raise ModelError(
+            f"{key} in {config.file} names the activation {name!r}{did_you_mean(name, ACTIVATIONS)}; "
+            f"known are {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
+
+
+def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL) -> RopeSpec:
+    """The rotary embedding of layers of one type. Raises ModelError for a type or a value it cannot serve."""
+    parameters = config.rope_parameters(layer_type)
+    rotary_dim = int(head_dim * parameters.number("partial_rotary_factor"))
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise ModelError(f"{parameters.file} rotate {rotary_dim} of {head_dim} values of a head; it must be even")
+    return RopeSpec(
+        rotary_dim=rotary_dim,
+        theta=parameters.number("rope_theta"),
+        scaling=_read_scaling(parameters, rotary_dim, config.integer("max_position_embeddings", 0)),
+    )
+
+
+def _read_scaling(p: HFConfig, rotary_dim: int, max_position_embeddings: int) -> RopeScaling | None:
+    attention_factor = p.get("attention_factor")
+    match p.text("rope_type"):
+        case "default":
+            return None
+        case "linear":
+            return RopeScaling(kind="linear", factor=_factor(p))
+        case "llama3":
+            return RopeScaling(
+                kind="llama3",
+                factor=_factor(p),
+                original_max_position_embeddings=p.size("original_max_position_embeddings"),
+                low_freq_factor=p.number("low_freq_factor"),
+                high_freq_factor=p.number("high_freq_factor"),
+            )
+        case "yarn":
+            length = p.size("original_max_position_embeddings")
+            return RopeScaling(
+                kind="yarn",
+                factor=_factor(p, max_position_embeddings / length),
+                original_max_position_embeddings=length,
+                beta_fast=p.number("beta_fast", 32.0) or 32.0,
+                beta_slow=p.number("beta_slow", 1.0) or 1.0,
+                mscale=p.number("mscale", 0.0),
+                mscale_all_dim=p.number("mscale_all_dim", 0.0),
+                attention_factor=None if attention_factor is None else p.number("attention_factor"),
+                truncate=p.boolean("truncate", True),
+            )
+        case "longrope" | "su":
+            length = p.size("original_max_position_embeddings")
+            return RopeScaling(
+                kind="longrope",
+                factor=_factor(p, max_position_embeddings / length),
+                original_max_position_embeddings=length,
+                attention_factor=None if attention_factor is None else p.number("attention_factor"),
+                short_factor=_factors(p, "short_factor", rotary_dim),
+                long_factor=_factors(p, "long_factor", rotary_dim),
+            )
+        case other:
+            raise ModelError(
+                f"{p.file} have the type {other!r}; known are default, linear, llama3, yarn and longrope"
+            )
+
+
+def _factor(p: HFConfig, *default: float) -> float:
+    factor = p.number("factor", *default)
+    if factor <= 0:
+        raise ModelError(f"factor in {p.file} must be above 0, got {factor}")
+    return factor
+
+
+def _factors(p: HFConfig, name: str, rotary_dim: int) -> tuple[float, ...]:
+    values = p[name]
+    if not isinstance(values, list | tuple) or len(values) != rotary_dim // 2:
+        raise ModelError(f"{name} in {p.file} must list {rotary_dim // 2} numbers, got {values!r}")
+    return tuple(float(value) for value in values)

@@ -1,0 +1,26 @@
+"""What a model asks of a device beyond the ops that every model uses."""
+
+from collections.abc import Mapping
+
+from ..platform import Need
+from .rope import rope_variants
+from .spec import ModelSpec
+
+FEATURES: Mapping[str, str] = {
+    "sliding_window": "attention that sees only the last tokens",
+    "softcap": "attention scores bounded by tanh before the softmax",
+    "rope_variants": "rotary tables with a row for short and a row for long requests (LongRoPE)",
+}
+"""Every feature that a model may need, for the capabilities of a device."""
+
+
+def model_needs(spec: ModelSpec) -> list[Need]:
+    """The features of `FEATURES` that this model cannot do without."""
+    attention = [layer.attn for layer in spec.layers]
+    asked = {
+        "sliding_window": any(attn.window for attn in attention),
+        "softcap": any(attn.softcap for attn in attention),
+        "rope_variants": rope_variants(spec) > 0,
+    }
+    why = f"this {spec.model_type} model"
+    return [Need(feature=feature, why=why) for feature, is_asked in asked.items() if is_asked]

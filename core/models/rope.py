@@ -1,0 +1,107 @@
+"""Tables of inverse frequencies for rotary embeddings, in float32 as transformers computes them."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from .spec import ModelSpec, RopeScaling, RopeSpec
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
+    """(inv_freq float32 [variants, rotary_dim / 2], attention_factor float32 [variants]).
+
+    LongRoPE (Ding et al. 2024) has two variants, row 0 for short and row 1 for long sequences; all else has one.
+    Cosines and sines are multiplied by the attention factor.
+    """
+    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    wavelengths = np.power(np.float32(rope.theta), exponents)
+    scaling = rope.scaling
+    if scaling is None:
+        rows, factor = [1 / wavelengths], 1.0
+    elif scaling.kind == "linear":
+        rows, factor = [1 / wavelengths / np.float32(scaling.factor)], 1.0
+    elif scaling.kind == "llama3":
+        rows, factor = [_llama3(1 / wavelengths, scaling)], 1.0
+    elif scaling.kind == "yarn":
+        rows, factor = [_yarn(wavelengths, rope, scaling)], _yarn_attention_factor(scaling)
+    else:
+        lists = (scaling.short_factor, scaling.long_factor)[: num_rope_variants(rope)]
+        rows = [1 / (np.array(factors, np.float32) * wavelengths) for factors in lists]
+        factor = _longrope_attention_factor(scaling)
+    inv_freq = np.stack(rows).astype(np.float32)
+    return inv_freq, np.full(len(rows), factor, dtype=np.float32)
+
+
+def num_rope_variants(rope: RopeSpec) -> int:
+    """Rows of the rope's tables: 2 for LongRoPE, unless long sequences turn as short ones do; else 1."""
+    scaling = rope.scaling
+    if scaling is None or scaling.kind != "longrope" or scaling.short_factor == scaling.long_factor:
+        return 1
+    return 2
+
+
+def rope_variants(spec: ModelSpec) -> int:
+    """The prompt length above which a request takes row 1 of the rope tables; 0 if there is one row only.
+
+    transformers switches when a batch grows past this length; a request keeps one row here, because keys in its
+    cache were turned by it.
+    """
+    for layer in spec.layers:
+        rope = layer.attn.rope
+        if rope is not None and rope.scaling is not None and num_rope_variants(rope) > 1:
+            return rope.scaling.original_max_position_embeddings
+    return 0
+
+
+def _llama3(inv_freq: FloatArray, scaling: RopeScaling) -> FloatArray:
+    # Long waves are stretched by the factor, short ones stay, and between the two limits it blends linearly.
+    length = scaling.original_max_position_embeddings
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    waves = np.float32(2 * math.pi) / inv_freq
+    blend = (np.float32(length) / waves - np.float32(low)) / np.float32(high - low)
+    stretched = inv_freq / np.float32(scaling.factor)
+    blended = (1 - blend) * stretched + blend * inv_freq
+    return np.where(waves > length / low, stretched, np.where(waves < length / high, inv_freq, blended))
+
+
+def _yarn(wavelengths: FloatArray, rope: RopeSpec, scaling: RopeScaling) -> FloatArray:
+    # Peng et al. 2023, section 3.2: dimensions below `low` keep their frequency, those above `high` are stretched.
+    def dimension(rotations: float) -> float:
+        turns = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = np.clip(
+        (np.arange(rope.rotary_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1
+    )
+    stretched = 1 / (np.float32(scaling.factor) * wavelengths)
+    mixed: FloatArray = stretched * ramp + (1 / wavelengths) * (1 - ramp)
+    return mixed
+
+
+def _yarn_attention_factor(scaling: RopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+
+    def mscale(weight: float) -> float:
+        return 0.1 * weight * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+
+    if scaling.mscale and scaling.mscale_all_dim:
+        return mscale(scaling.mscale) / mscale(scaling.mscale_all_dim)
+    return mscale(1.0)
+
+
+def _longrope_attention_factor(scaling: RopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+    if scaling.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(scaling.factor) / math.log(scaling.original_max_position_embeddings))
