@@ -1,0 +1,55 @@
+"""A weight file mapped read-only into memory, and errors that name it."""
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import WeightError
+
+Bytes = npt.NDArray[np.uint8]
+
+_LFS_POINTER = b"version https://git-lfs"
+
+
+class MappedFile:
+    """Owns one mapping. Views of it stay valid after `close`: the memory is unmapped with the last of them."""
+
+    __slots__ = ("_bytes", "_map", "path")
+
+    def __init__(self, path: Path) -> None:
+        """Raises WeightError if the file cannot be opened, is empty, or is a Git LFS pointer."""
+        self.path = path
+        self._map: mmap.mmap | None = None
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise self.error(f"cannot be opened: {error.strerror or error}") from error
+        except ValueError as error:
+            raise self.error("is empty", remedies=("download it again",)) from error
+        self._bytes: Bytes | None = np.frombuffer(self._map, dtype=np.uint8)
+        if self._map[: len(_LFS_POINTER)] == _LFS_POINTER:
+            self.close()
+            raise self.error("is a Git LFS pointer, not the weights", remedies=("git lfs pull",))
+
+    @property
+    def bytes(self) -> Bytes:
+        """The whole file, uint8 [size], read-only."""
+        assert self._bytes is not None, f"{self.path} has been closed"
+        return self._bytes
+
+    def error(self, what: str, *, tensor: str = "", remedies: tuple[str, ...] = ()) -> WeightError:
+        """A WeightError that says `what` of this file (and tensor)."""
+        subject = f"{self.path}: tensor {tensor} " if tensor else f"{self.path}: "
+        return WeightError(subject + what, file=str(self.path), tensor=tensor, remedies=remedies)
+
+    def close(self) -> None:
+        """Let go of the mapping. Safe to call twice."""
+        self._bytes = None
+        if self._map is not None:
+            try:
+                self._map.close()
+            except BufferError:
+                self._map = None  # tensors are still in use; the last one to go closes the mapping
