@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
+
 from headrace import LLM, SamplingParams
 from tiny_checkpoints import FAMILIES, greedy_tokens, save_tiny
-from transformers import PreTrainedModel
 
 NUM_TOKENS = 24
 PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 33, 50)
