@@ -1,0 +1,149 @@
+"""How a command ends: exit codes, error messages, Ctrl-C and closed pipes, in one place.
+
+0 ok, 1 internal, 2 usage, 3 model not found or denied, 4 does not fit, 5 device or plugin unavailable,
+6 port busy, 7 self-test failed, 130 interrupted.
+"""
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from ..errors import HeadraceError
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+OK = 0
+INTERNAL = 1
+USAGE = 2
+DOES_NOT_FIT = 4
+PORT_BUSY = 6
+SELF_TEST_FAILED = 7
+INTERRUPTED = 130
+
+
+class _Interrupt:
+    """Whether Ctrl-C was pressed and not yet answered. A second press ends the process at once."""
+
+    pending = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line in this process and return its exit code; errors have been printed."""
+    signal.signal(signal.SIGINT, _on_interrupt)
+    sys.unraisablehook = _on_unraisable
+    debug = bool(os.environ.get("HEADRACE_DEBUG")) or "--debug" in arguments
+    try:
+        from .main import command
+
+        context = command.make_context("headrace", list(arguments))
+        with context:
+            command.invoke(context)
+        sys.stdout.flush()
+        return OK
+    except BaseException as error:  # noqa: BLE001 - the border of the program: every error gets its exit code
+        if debug and not isinstance(error, SystemExit):
+            traceback.print_exc()
+        return _exit_code(error)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. After Ctrl-C nothing is waited for: downloads and kernels may still run in threads."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            _silence_stdout()
+    if code == INTERRUPTED:
+        os._exit(code)
+    sys.exit(code)
+
+
+def answer_interrupt() -> None:
+    """Say that a KeyboardInterrupt was caught and the command goes on, as `chat` does."""
+    _Interrupt.pending = False
+
+
+def print_error(reason: str, remedies: Sequence[str] = ()) -> None:
+    """`error: ...` and the line of things to try, on stderr."""
+    text = f"error: {reason}\n"
+    if remedies:
+        text += f"  try: {'  |  '.join(remedies[:3])}\n"
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:  # nobody reads it
+        return
+
+
+def _exit_code(error: BaseException) -> int:
+    """Print what there is to say of an exception, and give the exit code it stands for."""
+    import click
+
+    # An import that Ctrl-C broke off may surface as any other exception.
+    if _Interrupt.pending or isinstance(error, KeyboardInterrupt | click.Abort):
+        return INTERRUPTED
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else OK if error.code is None else INTERNAL
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, BrokenPipeError):
+        _silence_stdout()  # the reader has all it wanted, as with `| head`
+        return OK
+    if isinstance(error, HeadraceError):
+        print_error(error.reason, error.remedies)
+        return error.exit_code
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        help_command = f"{context.command_path} --help" if context is not None else "headrace --help"
+        print_error(_lower_first(error.format_message()), [help_command])
+        return USAGE
+    if isinstance(error, MemoryError):
+        print_error("the host is out of memory", ["--max-model-len N", "--kv-memory SIZE", "headrace plan MODEL"])
+        return DOES_NOT_FIT
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = f" while writing {error.filename}" if error.filename else ""
+        print_error(f"no space left on the disk{where}", ["HEADRACE_CACHE=FOLDER on another disk"])
+        return DOES_NOT_FIT
+    print_error(
+        f"internal error: {type(error).__name__}: {error}{_place(error)}",
+        ["HEADRACE_DEBUG=1 shows where", "report it with that output"],
+    )
+    return INTERNAL
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+
+
+def _lower_first(message: str) -> str:
+    message = message.strip().removesuffix(".")
+    return message[:1].lower() + message[1:]
+
+
+def _silence_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush cannot fail."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError:
+        return
+
+
+def _on_interrupt(_signal: int, _frame: FrameType | None) -> None:
+    if _Interrupt.pending:
+        os._exit(INTERRUPTED)
+    _Interrupt.pending = True
+    raise KeyboardInterrupt
+
+
+def _on_unraisable(unraisable: "UnraisableHookArgs") -> None:
+    """A Ctrl-C that hits a finalizer cannot be raised any further; end quietly instead of printing it."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        os._exit(INTERRUPTED)
+    sys.__unraisablehook__(unraisable)

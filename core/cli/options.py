@@ -1,0 +1,84 @@
+"""Command-line options: the engine's, made from the config fields, and the few that commands share."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from ..config import EngineConfig, all_options
+from ..settings import flag_of, option_type, resolve_options
+from .logs import configure_logging
+
+Function = Callable[..., Any]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def engine_options(function: Function) -> Function:
+    """Add every option with `cli=True`, and --config; the function gets what was typed as `flags`.
+
+    `engine_config(flags, model=...)` makes the configuration of it.
+    """
+    names = [name for name, (_, field) in all_options().items() if field.metadata["cli"]]
+
+    @wraps(function)
+    def wrapper(**arguments: Any) -> Any:
+        flags = {name: arguments.pop(name) for name in names}
+        flags["config"] = arguments.pop("config")
+        return function(flags=flags, **arguments)
+
+    decorated: Function = click.option(
+        "--config", metavar="FILE", help="TOML file with options as flat keys, such as max-model-len = 4096."
+    )(wrapper)
+    for name in reversed(names):
+        _, field = all_options()[name]
+        is_bool = field.type is bool
+        default = ("yes" if field.default else "no") if is_bool else field.default
+        shown = f"  [default: {default}]" if default != "" else ""
+        decorated = click.option(
+            f"{flag_of(name)}/--no-{flag_of(name)[2:]}" if is_bool else flag_of(name),
+            name,
+            default=None,
+            metavar=None if is_bool else _metavar(field),
+            help=field.metadata["help"] + shown,
+        )(decorated)
+    return decorated
+
+
+def engine_config(flags: dict[str, Any], *, model: str | None = None) -> EngineConfig:
+    """The configuration from what `engine_options` collected; logging is set up as it says.
+
+    model: the MODEL argument; None leaves it to HEADRACE_MODEL, the file or the default.
+    """
+    options = {name: value for name, value in flags.items() if name != "config"}
+    config = resolve_options({**options, "model": model}, config_file=flags["config"])
+    configure_logging(config.log)
+    return config
+
+
+def sampling_options(function: Function) -> Function:
+    """Add the sampling options; the function gets those that were given as `sampling`, by SamplingParams' names."""
+    names = ("max_tokens", "temperature", "top_p", "top_k", "stop")
+
+    @wraps(function)
+    def wrapper(**arguments: Any) -> Any:
+        given = {name: arguments.pop(name) for name in names}
+        sampling = {name: value for name, value in given.items() if value is not None and value != ()}
+        return function(sampling=sampling, **arguments)
+
+    decorated: Function = wrapper
+    for option in (
+        click.option("--stop", multiple=True, metavar="TEXT", help="End when this text appears; may be repeated."),
+        click.option("--top-k", type=int, metavar="N", help="Sample from the N most likely tokens."),
+        click.option("--top-p", type=float, metavar="P", help="Sample from the tokens that make up probability P."),
+        click.option("--temperature", type=float, metavar="T", help="0 is greedy; default: the model's own."),
+        click.option("--max-tokens", type=int, metavar="N", help="Tokens of output at most."),
+    ):
+        decorated = option(decorated)
+    return decorated
+
+
+def _metavar(field: Any) -> str:
+    kind = option_type(field)
+    return {"text": "TEXT", "number": "N", "number or auto": "N|auto"}.get(kind, kind.replace(" ", ""))
