@@ -58,14 +58,13 @@ class Detokenizer:
         delta = self._take(self._decode.push(token_ids), stoppable=True)
         return DetokenizedDelta(text=emitted + delta.text, stop_reason=delta.stop_reason)
 
-    def finish(self) -> DetokenizedDelta:
-        """The completion has ended for another reason: give what is withheld; half a character is U+FFFD."""
+    def finish(self) -> str:
+        """The completion has ended for another reason: the text that was withheld; half a character is U+FFFD."""
         if self._ended:
-            return DetokenizedDelta(text="")
-        delta = self._take(self._decode.finish(), stoppable=not self._unstoppable)
-        text = delta.text + self._withheld
+            return ""
+        text = self._withheld + self._decode.finish()
         self._withheld, self._ended = "", True
-        return DetokenizedDelta(text=text, stop_reason=delta.stop_reason)
+        return text
 
     def _take(self, new: str, *, stoppable: bool) -> DetokenizedDelta:
         if not new:
@@ -89,6 +88,7 @@ class _ByteDecoder:
         self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._utf8.decode(b"".join(map(self._token_bytes, context)))  # leaves half a character, if any
+        self._piece = tokenizer.backend.id_to_token
         self._space_mark = tokenizer.decoding.space_mark
         self._strip = 0 if context else tokenizer.decoding.strip
 
@@ -107,8 +107,8 @@ class _ByteDecoder:
             return ""
         if self._strip < 0:
             self._strip = 0
-            first = self._token_bytes(ids[0]).replace(b" ", b"")
-            return self._utf8.decode(first + b"".join(map(self._token_bytes, ids[1:])))
+            first = (self._piece(ids[0]) or "").replace(self._space_mark, "")
+            return self._utf8.decode(first.encode() + b"".join(map(self._token_bytes, ids[1:])))
         text = self._utf8.decode(b"".join(map(self._token_bytes, ids)))
         head = text[: self._strip].lstrip(" ")
         rest = text[self._strip :]

@@ -23,12 +23,14 @@ class TokenizerInfo:
 
     special_tokens: "bos_token" and the like -> the token's text, as chat templates see them.
     end_token_ids: tokens that end a generation; the first is the end of sequence.
-    chat_templates: name -> template; "default" is the usual one.
+    chat_templates: name -> template; "default" is the usual one. vocab_size: ids below this are in the
+    vocabulary even if no token has them.
     """
 
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     end_token_ids: Sequence[int] = ()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    vocab_size: int = 0
 
 
 class Tokenizer:
@@ -41,7 +43,8 @@ class Tokenizer:
         self.special_tokens = dict(info.special_tokens)
         self.chat_templates = dict(info.chat_templates)
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self.vocab_size = max([backend.get_vocab_size(with_added_tokens=True), *(id + 1 for id in added)])
+        in_use = (backend.get_vocab_size(with_added_tokens=True), *(id + 1 for id in added))
+        self.vocab_size = max(info.vocab_size, *in_use)
         self.bos_token_id = self._named_id("bos_token")
         self.eos_token_id = self._named_id("eos_token")
         self.pad_token_id = self._named_id("pad_token")
@@ -51,6 +54,11 @@ class Tokenizer:
         state = None if backend.decoder is None else backend.decoder.__getstate__()
         self.decoding: Decoding = read_decoding(state)
         self._bytes: dict[int, bytes] = {}
+
+    @property
+    def chat_template(self) -> Mapping[str, str] | None:
+        """The chat templates by name ("default" is the usual one), or None if there is none."""
+        return self.chat_templates or None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Special tokens spelled out in the text become their ids; lone surrogates, which

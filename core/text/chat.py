@@ -1,0 +1,279 @@
+"""Chat messages to a prompt, by the model's own template, which is untrusted code from the internet."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError, RequestError
+from ..suggest import did_you_mean
+
+if TYPE_CHECKING:
+    import jinja2
+
+_CONTINUE = "<<continue the final message>> "
+"""Stands at the end of a final message that is to be continued; its last space shows whether a template trims."""
+
+
+class ChatTemplate:
+    """The chat templates of one model. Rendering is sandboxed, sees plain data only, and changes nothing.
+
+    source: a template, or name -> template. special_tokens: "bos_token" and the like, as templates name them.
+    """
+
+    def __init__(self, source: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        self._sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._special_tokens = dict(special_tokens or {})
+        self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the templates there are."""
+        return tuple(self._sources)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        template: str = "",
+        **kwargs: Any,
+    ) -> str:
+        """The prompt for these messages; encode it without adding special tokens.
+
+        messages: {"role": str, "content": str or [{"type": "text", "text": str}], ...}. tools: JSON schemas of
+        functions. add_generation_prompt: begin the assistant's turn; None does so unless continue_final_message,
+        which leaves the last message open instead. template: a name; "" takes "tool_use" if there are tools and
+        such a template, else "default". Further keywords reach the template. Raises RequestError for messages
+        that are wrong or that the template refuses, ModelError if the template is missing or damaged.
+        """
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        if add_generation_prompt and continue_final_message:
+            raise RequestError("add_generation_prompt and continue_final_message exclude each other")
+        compiled, takes_parts = self._compile(self._choose(template, bool(tools)))
+        chat = [_check_message(index, message, takes_parts) for index, message in enumerate(_as_list(messages))]
+        if not chat:
+            raise RequestError("a chat needs at least one message", code="invalid_messages")
+        final = _mark_final(chat[-1]) if continue_final_message else ""
+        variables = {
+            **self._special_tokens,
+            **{name: _plain(value, name) for name, value in kwargs.items()},
+            "messages": chat,
+            "tools": _plain(tools, "tools"),
+            "documents": _plain(documents, "documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = _run(compiled, variables)
+        return _cut_at_mark(text, final) if continue_final_message else text
+
+    def _choose(self, name: str, has_tools: bool) -> str:
+        if not name:
+            name = "tool_use" if has_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            known = f"it has {', '.join(self._sources)}" if self._sources else "it has none"
+            raise ModelError(
+                f"the model has no chat template {name!r}: {known}{did_you_mean(name, self._sources)}",
+                remedies=("set chat_template to a file with one", "complete a plain prompt instead"),
+            )
+        return name
+
+    def _compile(self, name: str) -> "tuple[jinja2.Template, bool]":
+        if name not in self._compiled:
+            import jinja2
+
+            environment = _environment()
+            try:
+                tree = environment.parse(self._sources[name])
+                compiled = environment.from_string(self._sources[name])
+            except jinja2.TemplateSyntaxError as error:
+                raise ModelError(
+                    f"the chat template {name!r} is damaged, line {error.lineno}: {error.message}",
+                    remedies=("set chat_template to a file with a working one",),
+                ) from error
+            self._compiled[name] = compiled, _takes_parts(tree)
+        return self._compiled[name]
+
+
+def _environment() -> "jinja2.Environment":
+    """What templates on the Hugging Face hub are written for."""
+    import jinja2
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """{% generation %} marks what the assistant says, for training; here it is only its body."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body).set_lineno(line)
+
+    class Namespace(jinja2.utils.Namespace):
+        """A namespace that stores no name by which a template could reach the interpreter."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+            super().__setitem__(name, value)
+
+    def namespace(*args: Any, **kwargs: Any) -> Namespace:
+        made = Namespace()
+        for name, value in dict(*args, **kwargs).items():
+            made[name] = value
+        return made
+
+    def raise_exception(message: str) -> None:
+        raise _Refused(message)
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        # Jinja's own escapes characters for HTML.
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["namespace"] = namespace
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    return environment
+
+
+class _Refused(Exception):
+    """A template called raise_exception."""
+
+
+def _run(compiled: "jinja2.Template", variables: Mapping[str, Any]) -> str:
+    from jinja2.exceptions import SecurityError
+
+    try:
+        return compiled.render(variables)
+    except _Refused as error:
+        raise RequestError(f"the chat template refuses the messages: {error}", code="invalid_messages") from error
+    except SecurityError as error:
+        raise ModelError(f"the chat template does what a template must not: {error}") from error
+    except Exception as error:  # a template is a program: it may fail in any way, and takes one request with it
+        raise RequestError(
+            f"the chat template cannot render these messages: {type(error).__name__}: {error}",
+            code="invalid_messages",
+        ) from error
+
+
+def _takes_parts(tree: "jinja2.nodes.Template") -> bool:
+    """True if the template loops over a message's content, that is, expects a list of parts."""
+    import jinja2.nodes as nodes
+
+    def is_content(node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return isinstance(node, nodes.Getattr) and node.attr == "content"
+
+    aliases = {
+        assign.target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name) and is_content(assign.node)
+    }
+    return any(
+        is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in aliases)
+        for loop in tree.find_all(nodes.For)
+    )
+
+
+def _as_list(messages: object) -> Sequence[Any]:
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"messages must be a list of objects with role and content, got {type(messages).__name__}",
+            code="invalid_messages",
+        )
+    return messages
+
+
+def _check_message(index: int, message: object, takes_parts: bool) -> dict[str, Any]:
+    """A plain copy of a message without the keys that are None."""
+    where = f"messages[{index}]"
+
+    def wrong(reason: str) -> RequestError:
+        return RequestError(f"{where} {reason}", code="invalid_messages")
+
+    if not isinstance(message, Mapping):
+        raise wrong(f"must be an object with role and content, got {type(message).__name__}")
+    plain: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None}, where)
+    if not isinstance(plain.get("role"), str) or not plain["role"]:
+        raise wrong(f"needs a role such as user, got {plain.get('role')!r}")
+    content = plain.get("content")
+    if content is None:
+        if not plain.get("tool_calls"):
+            raise wrong("needs content")
+    elif isinstance(content, list):
+        texts = [_text_of_part(part, wrong) for part in content]
+        if not takes_parts:
+            plain["content"] = "\n".join(texts)
+        else:
+            plain["content"] = [{"type": "text", "text": text} for text in texts]
+    elif not isinstance(content, str):
+        raise wrong(f"must have text or a list of parts as content, got {type(content).__name__}")
+    return plain
+
+
+def _text_of_part(part: Any, wrong: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+        kind = part.get("type", "part") if isinstance(part, dict) else type(part).__name__
+        raise wrong(f"has a part of type {kind!r}; only text parts can be used")
+    return str(part["text"])
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A copy made of JSON types only, so that a template meets no object with methods of its own."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, where) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [_plain(item, where) for item in value]
+    raise RequestError(f"{where} holds a {type(value).__name__}, which is no JSON value", code="invalid_messages")
+
+
+def _mark_final(message: dict[str, Any]) -> str:
+    """Put the mark behind a final message's text; returns the text."""
+    content = message.get("content")
+    if isinstance(content, list) and content:
+        text = str(content[-1]["text"])
+        content[-1]["text"] = text + _CONTINUE
+        return text
+    if not isinstance(content, str):
+        raise RequestError("the final message has no text to continue", code="invalid_messages")
+    message["content"] = content + _CONTINUE
+    return content
+
+
+def _cut_at_mark(text: str, final: str) -> str:
+    at = text.rfind(_CONTINUE.strip())
+    if at < 0 or final.strip() not in text:
+        raise RequestError(
+            "the chat template drops the final message, so it cannot be continued", code="invalid_messages"
+        )
+    kept = text[:at]
+    # A template that trims messages would also have trimmed the end of this one.
+    return kept if text.startswith(_CONTINUE, at) else kept.rstrip()
