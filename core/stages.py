@@ -116,7 +116,7 @@ class SamplingBatch:
     Sparse edits are lists of (row, token) pairs: `bias_*` and `penalty_*` arrays of equal length.
     """
 
-    rows: Array  # [num_samples] runner; index into the logits rows (logits_indices) of this step
+    rows: Array | None  # [num_samples] runner; index into the logits rows (logits_indices); None: row i is sample i
     slots: Array  # [num_samples] runner; where the sampled token is remembered for run-ahead
     positions: Array  # [num_samples] runner; position of the token to be sampled, keys the noise
     seeds: Array  # [num_samples] runner; low 32 bits of the mixed seed, as int32 bit pattern
