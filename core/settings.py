@@ -21,6 +21,8 @@ OTHER_VARIABLES: Mapping[str, str] = {
     "HEADRACE_CONFIG": "path of the configuration file if --config is not given",
     "HEADRACE_CPU_ISA": "instruction set tier that the native kernels must use; for tests",
     "HEADRACE_DEBUG": "1 shows the traceback of an error",
+    "HEADRACE_NO_PLUGINS": "1 loads no third-party plugin",
+    "HEADRACE_PROBE_TIMEOUT_S": "seconds that a plugin's import or detection may take",
 }
 """Variables that are not options: name -> meaning."""
 

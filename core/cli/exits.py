@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -28,7 +29,7 @@ INTERRUPTED = 130
 
 
 class _Interrupt:
-    """Whether Ctrl-C was pressed and not yet answered. A second press ends the process at once."""
+    """Whether Ctrl-C was pressed. A second press ends the process at once."""
 
     pending = False
 
@@ -64,9 +65,26 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def answer_interrupt() -> None:
-    """Say that a KeyboardInterrupt was caught and the command goes on, as `chat` does."""
-    _Interrupt.pending = False
+@contextmanager
+def noted_interrupt() -> Iterator[Callable[[], bool]]:
+    """In the block Ctrl-C raises nothing: the function that the block gets says whether it was pressed.
+
+    For work that must not be broken off at any instruction, such as an engine's step. A second press ends the
+    process at once.
+    """
+    pressed = False
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            os._exit(INTERRUPTED)
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def print_error(reason: str, remedies: Sequence[str] = ()) -> None:

@@ -1,0 +1,202 @@
+"""What a model needs and whether it fits, from its config alone: no weight is loaded or downloaded for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from .config import DTYPES, EngineConfig
+from .engine.build import Model, describe_model
+from .engine.resolve import (
+    resolve_block_size,
+    resolve_capacity,
+    resolve_dtype,
+    resolve_gaps,
+    resolve_length,
+    weight_bytes,
+)
+from .errors import CapacityError
+from .hub import LocalModel, resolve_config
+from .kv.groups import KVGroup, kv_groups
+from .kv.sizing import request_bytes
+from .models.declare import declare_params
+from .platform import Caps, Device, KVPlan, Memory, RunnerConfig
+from .units import format_bytes
+from .weights.source import DTYPE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a model would run. device: None for memory that is only described, on a machine that is not here."""
+
+    name: str
+    memory: Memory
+    caps: Caps = field(default_factory=lambda: Caps(dtypes=DTYPES))
+    device: Device | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """KV of one group of layers. token_bytes and block_bytes: of all its layers. num_blocks: 0 if nothing fits."""
+
+    kind: str
+    window: int
+    num_layers: int
+    token_bytes: int
+    block_bytes: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """The memory table of one model on one target. Sizes in bytes.
+
+    read_bytes: weights that one decode step reads. request_bytes: KV of one request of max_model_len tokens.
+    concurrency: such requests that fit at once. problem: why it does not fit, or "".
+    """
+
+    model: str
+    model_type: str
+    num_layers: int
+    num_params: int
+    target: str
+    dtype: str
+    dtype_reason: str
+    weights_bytes: int
+    read_bytes: int
+    max_model_len: int
+    block_size: int
+    groups: tuple[GroupPlan, ...]
+    request_bytes: int
+    kv_bytes: int
+    concurrency: float
+    max_num_seqs: int
+    free_bytes: int
+    total_bytes: int
+    problem: str = ""
+    remedies: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """True if the weights and at least one request fit."""
+        return not self.problem
+
+    def max_decode_tokens_per_s(self, bandwidth_bytes_per_s: float) -> float:
+        """Tokens/s of a single stream if reading the weights were all the work."""
+        return bandwidth_bytes_per_s / self.read_bytes
+
+
+def plan_model(config: EngineConfig, target: Target, report: Callable[[str], None]) -> MemoryPlan:
+    """Plan the model of `config`; a hub model's config (not its weights) is fetched if it is not here."""
+    return plan_local(config, resolve_config(config.model, report), target)
+
+
+def plan_local(config: EngineConfig, files: LocalModel, target: Target) -> MemoryPlan:
+    """Plan a model whose config is on this disk. Raises ModelError, ConfigError or Unsupported."""
+    local = replace(config, model=replace(config.model, model=str(files.path)))
+    model = describe_model(local, lambda line: None)
+    try:
+        return _plan(config, replace(model, name=files.name), target)
+    finally:
+        if model.gguf is not None:
+            model.gguf.close()
+
+
+def device_target(device: Device) -> Target:
+    """An opened device as it is now."""
+    info = device.info
+    return Target(name=f"{info.id} ({info.name})", memory=device.memory(), caps=device.caps, device=device)
+
+
+def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
+    spec = model.spec
+    if target.device is not None:
+        resolve_gaps(target.device, spec)
+    dtype = resolve_dtype(config.model.dtype, spec, target.caps, blocked=model.gguf is not None)
+    length = resolve_length(config, spec)
+    groups = kv_groups(spec, length)
+    kv = _kv_plan(config, model, target, dtype.value, groups, length)
+    weights = weight_bytes(spec, dtype.value)
+    num_blocks: Sequence[int] = [0] * len(groups)
+    kv_bytes, concurrency, problem = 0, 0.0, ""
+    remedies: tuple[str, ...] = ()
+    try:
+        if weights > target.memory.free_bytes:
+            raise CapacityError(
+                f"{model.name} does not fit on {target.name}: weights {format_bytes(weights)} ({dtype.value}); "
+                f"{format_bytes(target.memory.free_bytes)} free"
+            )
+        capacity = resolve_capacity(
+            config,
+            spec,
+            groups,
+            kv,
+            target.memory,
+            caps=target.caps,
+            name=f"{model.name} on {target.name}",
+            needed_bytes=weights,
+        )
+        length, kv_bytes, concurrency = capacity.max_model_len, capacity.kv.total_bytes, capacity.kv.num_full_length
+        num_blocks = capacity.kv.num_blocks
+    except CapacityError as error:
+        problem, remedies = error.reason, error.remedies
+    params = declare_params(spec)
+    looked_up = [p for p in params if p.name == "embed_positions.weight" or p.name == "embed_tokens.weight"]
+    if spec.tie_word_embeddings:  # then the token embedding is read whole, as the output layer
+        looked_up = [p for p in looked_up if p.name != "embed_tokens.weight"]
+    return MemoryPlan(
+        model=model.name,
+        model_type=spec.model_type,
+        num_layers=spec.num_layers,
+        num_params=sum(p.num_elements for p in params if p.kind != "constant"),
+        target=target.name,
+        dtype=dtype.value,
+        dtype_reason=dtype.reason,
+        weights_bytes=weights,
+        read_bytes=weights - sum(p.num_elements for p in looked_up) * DTYPE_BYTES[dtype.value],
+        max_model_len=length,
+        block_size=kv.block_size,
+        groups=tuple(
+            GroupPlan(
+                kind=group.kind,
+                window=group.window,
+                num_layers=len(group.layer_indices),
+                token_bytes=size // kv.block_size,
+                block_bytes=size,
+                num_blocks=count,
+            )
+            for group, size, count in zip(groups, kv.block_bytes, num_blocks, strict=True)
+        ),
+        request_bytes=request_bytes(groups, kv, length, config.scheduler.max_num_batched_tokens),
+        kv_bytes=kv_bytes,
+        concurrency=concurrency,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        free_bytes=target.memory.free_bytes,
+        total_bytes=target.memory.total_bytes,
+        problem=problem,
+        remedies=remedies,
+    )
+
+
+def _kv_plan(
+    config: EngineConfig, model: Model, target: Target, dtype: str, groups: tuple[KVGroup, ...], length: int
+) -> KVPlan:
+    """What the device's runner says of its KV blocks; without a device, keys and values in `dtype`."""
+    block_size = resolve_block_size(config.kv.block_size, target.caps)
+    if target.device is None:
+        sizes = tuple(group.values_per_token * block_size * DTYPE_BYTES[dtype] for group in groups)
+        return KVPlan(block_size=block_size, block_bytes=sizes)
+    runner = target.device.runner(
+        RunnerConfig(
+            spec=model.spec,
+            dtype=dtype,
+            groups=groups,
+            block_size=block_size,
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_model_len=length,
+            engine=config,
+        )
+    )
+    try:
+        return runner.kv_plan()
+    finally:
+        runner.close()
