@@ -1,6 +1,7 @@
 """How one request is sampled and when it ends. Names and meanings are vLLM's."""
 
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,18 +62,14 @@ class SamplingParams:
     """arguments for those plugins"""
 
     def __post_init__(self) -> None:
-        for name in ("stop", "bad_words"):
-            if isinstance(getattr(self, name), str):
-                object.__setattr__(self, name, (getattr(self, name),))
+        self._normalise()
+        self._check_types()
         _check(self.n >= 1, "n must be at least 1", self.n)
-        _check(
-            self.max_tokens is None or self.max_tokens >= 0,
-            "max_tokens must not be negative",
-            self.max_tokens,
-        )
+        max_tokens = self.max_tokens
+        _check(max_tokens is None or max_tokens >= 0, "max_tokens must not be negative", max_tokens)
         _check(self.min_tokens >= 0, "min_tokens must not be negative", self.min_tokens)
-        if self.max_tokens is not None:
-            _check(self.min_tokens <= self.max_tokens, "min_tokens must not exceed max_tokens", self.min_tokens)
+        if max_tokens is not None:
+            _check(self.min_tokens <= max_tokens, "min_tokens must not exceed max_tokens", self.min_tokens)
         _check(0 <= self.temperature < float("inf"), "temperature must be 0 or more", self.temperature)
         _check(0 < self.top_p <= 1, "top_p must be in (0, 1]", self.top_p)
         _check(self.top_k >= -1, "top_k must be -1, 0 or more", self.top_k)
@@ -80,12 +77,10 @@ class SamplingParams:
         _check(-2 <= self.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", self.presence_penalty)
         _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", self.frequency_penalty)
         _check(
-            0 < self.repetition_penalty < float("inf"),
-            "repetition_penalty must be above 0",
-            self.repetition_penalty,
+            0 < self.repetition_penalty < float("inf"), "repetition_penalty must be above 0", self.repetition_penalty
         )
         _check(all(self.stop), "stop strings must not be empty", list(self.stop))
-        _check(all(self.bad_words), "bad_words must not be empty", list(self.bad_words))
+        _check(all(word.strip(" ") for word in self.bad_words), "bad_words must not be empty", list(self.bad_words))
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _check(value is None or value >= 0, f"{name} must be None, 0 or more", value)
@@ -98,6 +93,53 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """True if the highest logit wins."""
         return self.temperature < GREEDY_EPSILON
+
+    def _normalise(self) -> None:
+        """One string for a list of one, None for an empty collection, text keys for token ids, as in JSON."""
+        for name in ("stop", "bad_words", "logits_processors"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
+        for name in _SEQUENCES:
+            value = getattr(self, name)
+            _check(value is None or isinstance(value, Iterable), f"{name} must be a list", value)
+            object.__setattr__(self, name, tuple(value or ()))
+        for name in ("logit_bias", "extra_args"):
+            value = getattr(self, name)
+            _check(value is None or isinstance(value, Mapping), f"{name} must be a mapping", value)
+            object.__setattr__(self, name, dict(value or {}))
+        try:
+            object.__setattr__(self, "logit_bias", {int(token): float(v) for token, v in self.logit_bias.items()})
+        except (TypeError, ValueError):
+            _check(False, "logit_bias must map token ids to numbers", dict(self.logit_bias))
+
+    def _check_types(self) -> None:
+        for names, kinds, what in _TYPES:
+            for name in names:
+                value = getattr(self, name)
+                is_right = isinstance(value, kinds) and not isinstance(value, bool)
+                _check(is_right or (value is None and name in _OPTIONAL), f"{name} must be {what}", value)
+        for names, kind, what in ((_TEXTS, str, "texts"), (_IDS, numbers.Integral, "token ids")):
+            for name in names:
+                values = getattr(self, name)
+                _check(all(isinstance(value, kind) for value in values), f"{name} must hold {what}", list(values))
+
+
+_TEXTS = ("stop", "bad_words", "logits_processors")
+_IDS = ("stop_token_ids", "allowed_token_ids")
+_SEQUENCES = (*_TEXTS, *_IDS)
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+_TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
+    (
+        ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"),
+        (numbers.Integral,),
+        "a whole number",
+    ),
+    (
+        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        (numbers.Real,),
+        "a number",
+    ),
+)
 
 
 def _check(ok: bool, rule: str, value: object) -> None:
