@@ -1,0 +1,278 @@
+"""The KV blocks of all groups together: block tables, prefix hits, publishing, and what must be undone.
+
+How a runner builds its tables: with a NewRequest all tables of its slot become empty, then each row appends
+`new_blocks[group]` to the slot's table of that group. So the index of the first appended entry is the number of
+entries told before, and entry i always stands for positions [i * block_size, (i + 1) * block_size). The first
+row after admission tells the blocks of the prefix hit as well. Entries that a sliding group does not need are
+told as the null block 0. Blocks that left the window later are handed on without a word: the runner keeps their
+stale ids, and the device never reads before the window.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .block_pool import NULL_BLOCK, BlockPool
+from .groups import KVGroup
+from .hashing import HashChain, start_chain
+
+
+class RequestBlocks:
+    """The block tables of one request; written by the block manager alone.
+
+    num_blocks: entries of each table (the same in all groups). num_told: entries that the runner knows.
+    num_published: leading entries that were published or hit. publish_at: tokens from which there is one more to
+    publish. first_kept: per group, the first entry that did not leave the window.
+    """
+
+    __slots__ = ("chain", "first_kept", "hashes", "num_blocks", "num_published", "num_told", "publish_at", "tables")
+
+    def __init__(self, num_groups: int, chain: HashChain | None, publish_at: int) -> None:
+        self.chain = chain
+        self.hashes: list[bytes] = []
+        self.tables: list[list[int]] = [[] for _ in range(num_groups)]
+        self.first_kept = [0] * num_groups
+        self.num_blocks = self.num_told = self.num_published = 0
+        self.publish_at = publish_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVUsage:
+    """Slots (places for one token's KV) of all groups: in blocks that requests hold, and with KV they may read."""
+
+    slots_allocated: int
+    slots_used: int
+
+    @property
+    def waste(self) -> float:
+        """The share of allocated slots that hold nothing of use."""
+        return 1 - self.slots_used / self.slots_allocated if self.slots_allocated else 0.0
+
+
+class BlockManager:
+    """Owns one pool per KV group and writes all block tables.
+
+    Invariant: a block's ref_count is the number of tables that name it. A block is published from the moment a
+    step that fills it is scheduled, and unpublished if that step fails; steps run in order, so whoever hits the
+    block reads it after it is written.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: Sequence[KVGroup],
+        num_blocks: Sequence[int],
+        block_size: int,
+        prefix_caching: bool = True,
+        hash_seed: int = 0,
+    ) -> None:
+        """num_blocks: per group, the null block included."""
+        assert len(groups) == len(num_blocks) >= 1, (groups, num_blocks)
+        self.block_size = block_size
+        self.groups = tuple(groups)
+        self.pools = tuple(BlockPool(n) for n in num_blocks)
+        self.nothing_new: tuple[Sequence[int], ...] = ((),) * len(self.groups)
+        """new_blocks of a row whose tables did not grow"""
+        self.max_chunk = sys.maxsize
+        """tokens that one request, alone, can always compute in one step"""
+        self.max_tokens_alone = sys.maxsize
+        """tokens that one request, alone, can keep; sliding groups do not bound it"""
+        self._windows = tuple(group.window if group.kind == "sliding" else 0 for group in groups)
+        self._sliding = tuple(index for index, window in enumerate(self._windows) if window)
+        for pool, window in zip(self.pools, self._windows, strict=True):
+            if not window:
+                self.max_tokens_alone = min(self.max_tokens_alone, (pool.num_blocks - 1) * block_size)
+        for index in self._sliding:
+            chunk = (num_blocks[index] - 2) * block_size - self._windows[index] + 1
+            assert chunk >= 1, f"{num_blocks[index]} blocks do not hold a window of {self._windows[index]} tokens"
+            self.max_chunk = min(self.max_chunk, chunk)
+        self._prefix_caching = prefix_caching
+        self._hash_seed = hash_seed
+        self._published: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
+        self._last_done_step = 0
+
+    # ---- one request ----------------------------------------------------------------------------------------
+    def new_request(self, *, cache_salt: str = "", extras: Sequence[bytes] = ()) -> RequestBlocks:
+        """Empty tables. `cache_salt` and `extras` separate its prefix from others', see `start_chain`."""
+        if not self._prefix_caching:
+            return RequestBlocks(len(self.groups), None, sys.maxsize)
+        chain = start_chain(self._hash_seed, cache_salt=cache_salt, extras=extras)
+        return RequestBlocks(len(self.groups), chain, self.block_size)
+
+    def find_hit(self, blocks: RequestBlocks, token_ids: Sequence[int]) -> int:
+        """Tokens at the start whose KV is cached in all groups: whole blocks, and at most len(token_ids) - 1.
+
+        Each group in turn may shorten the hit; what is left when none does is the answer. A full group needs
+        all blocks of it, a sliding one only those that the first token after it sees.
+        """
+        if blocks.chain is None:
+            return 0
+        blocks.chain.extend(blocks.hashes, token_ids, self.block_size)
+        length = (len(token_ids) - 1) // self.block_size
+        while True:
+            before = length
+            for pool, window in zip(self.pools, self._windows, strict=True):
+                length = self._cached_run(pool, window, blocks.hashes, length)
+            if length == before or len(self.pools) == 1:
+                return length * self.block_size
+
+    def admit(self, blocks: RequestBlocks, *, hit: int, end: int, num_tokens: int, spare: int) -> bool:
+        """Give a request without blocks the `hit` tokens that `find_hit` found and room for positions [hit, end).
+
+        A full group must have room for all `num_tokens` besides `spare` blocks: it is better to wait than to be
+        preempted in the middle of a prompt. False, with nothing changed, if a pool lacks blocks.
+        """
+        assert blocks.num_blocks == 0, "admitted twice"
+        num_hit = hit // self.block_size
+        num_new = -(-end // self.block_size) - num_hit
+        hits: list[list[int]] = []
+        for pool, window in zip(self.pools, self._windows, strict=True):
+            first = self._first_seen(window, num_hit) if window else 0
+            found = [pool.find(block_hash) for block_hash in blocks.hashes[first:num_hit]]
+            table = [NULL_BLOCK] * first + [block_id for block_id in found if block_id is not None]
+            assert len(table) == num_hit, "find_hit comes first"
+            needed = num_new if window else -(-num_tokens // self.block_size) - num_hit + spare
+            if max(needed, num_new) > pool.num_free - pool.num_free_among(table):
+                return False
+            hits.append(table)
+        for index, (pool, table) in enumerate(zip(self.pools, hits, strict=True)):
+            pool.share(table)
+            table.extend(pool.take(num_new))
+            blocks.tables[index] = table
+            window = self._windows[index]
+            blocks.first_kept[index] = self._first_seen(window, num_hit) if window else 0
+        blocks.num_blocks = num_hit + num_new
+        blocks.num_told = 0
+        if blocks.chain is not None:
+            blocks.num_published = num_hit
+            blocks.publish_at = hit + self.block_size
+        return True
+
+    def grow(self, blocks: RequestBlocks, *, start: int, end: int) -> bool:
+        """Make room for positions up to `end`. False, and no table grows, if a pool lacks blocks.
+
+        start: no position before it will be computed any more; what it does not see is given back.
+        """
+        for index in self._sliding:
+            self._return_unseen(blocks, index, start)
+        missing = -(-end // self.block_size) - blocks.num_blocks
+        if missing <= 0:
+            return True
+        for pool in self.pools:
+            if pool.num_free < missing:
+                return False
+        for table, pool in zip(blocks.tables, self.pools, strict=True):
+            table.extend(pool.take(missing))
+        blocks.num_blocks += missing
+        return True
+
+    def tell(self, blocks: RequestBlocks) -> tuple[Sequence[int], ...]:
+        """Per group, the entries that the runner does not know yet; from now on it does."""
+        first = blocks.num_told
+        blocks.num_told = blocks.num_blocks
+        return tuple(table[first:] for table in blocks.tables)
+
+    def publish(self, blocks: RequestBlocks, token_ids: Sequence[int], num_written: int, step: int) -> None:
+        """Let others find the full blocks of `token_ids` among the first `num_written` positions.
+
+        step: the last one scheduled that writes some of them.
+        """
+        if blocks.chain is None:
+            return
+        blocks.chain.extend(blocks.hashes, token_ids, self.block_size)
+        length = min(num_written, len(token_ids)) // self.block_size
+        for i in range(blocks.num_published, length):
+            block_hash = blocks.hashes[i]
+            for table, pool in zip(blocks.tables, self.pools, strict=True):
+                if table[i] != NULL_BLOCK and pool.publish(table[i], block_hash) and step > self._last_done_step:
+                    self._published.setdefault(step, []).append((pool, table[i], block_hash))
+        blocks.num_published = max(blocks.num_published, length)
+        blocks.publish_at = (blocks.num_published + 1) * self.block_size
+
+    def release(self, blocks: RequestBlocks) -> None:
+        """Take all blocks back. What is published can still be hit until it is handed out again."""
+        for index, (table, pool) in enumerate(zip(blocks.tables, self.pools, strict=True)):
+            pool.release(table)
+            blocks.tables[index] = []
+            blocks.first_kept[index] = 0
+        blocks.num_blocks = blocks.num_told = blocks.num_published = 0
+        if blocks.chain is not None:
+            blocks.publish_at = self.block_size
+
+    # ---- steps ----------------------------------------------------------------------------------------------
+    def step_done(self, step: int) -> None:
+        """A step succeeded: what it published stays."""
+        self._last_done_step = step
+        self._published.pop(step, None)
+
+    def step_failed(self, step: int) -> None:
+        """A step failed: what it and later ones published is not there, or was computed from what is not there."""
+        for later in [s for s in self._published if s >= step]:
+            for pool, block_id, block_hash in self._published.pop(later):
+                pool.unpublish(block_id, block_hash)
+
+    def forget_all(self) -> None:
+        """The device lost its memory: nothing that any block held can be hit."""
+        self._published.clear()
+        for pool in self.pools:
+            pool.unpublish_all()
+
+    # ---- figures and checks -----------------------------------------------------------------------------------
+    def usage(self, live: Iterable[tuple[RequestBlocks, int]]) -> KVUsage:
+        """What requests, given with their num_computed_tokens, hold and use. A shared block counts once."""
+        used: list[dict[int, int]] = [{} for _ in self.pools]
+        for blocks, num_computed in live:
+            for index, window in enumerate(self._windows):
+                seen_from = max(0, num_computed - window + 1) if window else 0
+                for i, block_id in enumerate(blocks.tables[index]):
+                    if block_id != NULL_BLOCK:
+                        start, end = i * self.block_size, min((i + 1) * self.block_size, num_computed)
+                        count = max(0, end - max(start, seen_from))
+                        used[index][block_id] = max(count, used[index].get(block_id, 0))
+        return KVUsage(
+            slots_allocated=sum(map(len, used)) * self.block_size,
+            slots_used=sum(sum(counts.values()) for counts in used),
+        )
+
+    def check_integrity(self, live: Sequence[RequestBlocks]) -> None:
+        """Assert the invariants, given the blocks of all running requests."""
+        for index, pool in enumerate(self.pools):
+            pool.check_integrity(blocks.tables[index] for blocks in live)
+        for blocks in live:
+            assert all(len(table) == blocks.num_blocks for table in blocks.tables), "tables of unequal length"
+            assert blocks.num_told <= blocks.num_blocks and blocks.num_published <= blocks.num_blocks
+            for index, first in enumerate(blocks.first_kept):
+                table = blocks.tables[index]
+                assert not any(table[:first]) and all(table[first:]), f"group {index}: a hole in {table}"
+
+    # ---- private ----------------------------------------------------------------------------------------------
+    def _first_seen(self, window: int, num_blocks: int) -> int:
+        """Index of the first block that the token after `num_blocks` blocks sees through a window."""
+        return max(0, num_blocks * self.block_size - window + 1) // self.block_size
+
+    def _cached_run(self, pool: BlockPool, window: int, hashes: Sequence[bytes], length: int) -> int:
+        """The longest hit of at most `length` blocks in one group."""
+        find = pool.find
+        if not window:
+            for i in range(length):
+                if find(hashes[i]) is None:
+                    return i
+            return length
+        first = self._first_seen(window, length)
+        i = length - 1
+        while i >= first:
+            if find(hashes[i]) is None:
+                length = i
+                first = self._first_seen(window, length)
+            i -= 1
+        return length
+
+    def _return_unseen(self, blocks: RequestBlocks, index: int, start: int) -> None:
+        first = max(0, start - self._windows[index] + 1) // self.block_size
+        kept = blocks.first_kept[index]
+        if first <= kept:
+            return
+        table = blocks.tables[index]
+        self.pools[index].release(table[kept:first])
+        table[kept:first] = [NULL_BLOCK] * (first - kept)
+        blocks.first_kept[index] = first

@@ -1,0 +1,37 @@
+"""What bounds a step besides its token budget and the KV blocks."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .request import Request
+
+
+class Limit(Protocol):
+    """Says whether a waiting request may join the running ones. Must admit any request if none runs."""
+
+    def admits(self, request: Request, running: Sequence[Request]) -> bool:
+        """False: it and all behind it wait for a later step."""
+        ...
+
+
+class MaxNumSeqs:
+    """At most this many requests run: the device keeps state in as many slots."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._max_num_seqs = max_num_seqs
+
+    def admits(self, request: Request, running: Sequence[Request]) -> bool:
+        return len(running) < self._max_num_seqs
+
+
+class Quarantine:
+    """Suspects of a failed step come back in halves, so that one that makes steps fail ends up alone.
+
+    Request.max_company is the number of requests, itself included, that may run beside a suspect; 0 for others.
+    """
+
+    def admits(self, request: Request, running: Sequence[Request]) -> bool:
+        count = len(running) + 1
+        if 0 < request.max_company < count:
+            return False
+        return not any(0 < other.max_company < count for other in running)

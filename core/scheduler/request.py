@@ -1,0 +1,129 @@
+"""One request as the scheduler sees it, and what its parameters mean for when it ends."""
+
+from collections.abc import Sequence
+
+import xxhash
+
+from ..kv.block_manager import RequestBlocks
+from ..stages import EngineRequest, FinishReason
+
+FINISHED = -1
+"""Epoch of a finished request: no row has it."""
+
+
+class Request:
+    """Owned by the scheduler alone.
+
+    Positions [0, num_computed_tokens) have KV that is written or scheduled; with drafts in flight that is an upper
+    bound. num_pending_tokens: tokens that steps in flight sample, at most; num_in_flight: those steps, each of
+    which samples at least one. A request waits (slot -1, no blocks) or runs (a slot and blocks).
+    """
+
+    __slots__ = (
+        "arrival",
+        "arrival_s",
+        "blocks",
+        "epoch",
+        "is_prompt_only",
+        "last_step",
+        "max_company",
+        "max_num_tokens",
+        "min_num_tokens",
+        "needs_last_token",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_in_flight",
+        "num_pending_tokens",
+        "num_prompt_tokens",
+        "place",
+        "priority",
+        "request_id",
+        "seed",
+        "slot",
+        "source",
+        "stop_ids",
+        "suspect_until",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        source: EngineRequest,
+        *,
+        arrival: int,
+        seed: int,
+        blocks: RequestBlocks,
+        max_model_len: int,
+        eos_token_ids: Sequence[int],
+    ) -> None:
+        """arrival: its number among all requests. seed: of the deployment, for a request that brings none."""
+        params = source.sampling_params
+        self.source = source
+        self.request_id = source.request_id
+        self.priority = source.priority
+        self.arrival = arrival
+        self.arrival_s = source.arrival_s
+        self.place: tuple[int, ...] = ()
+        self.seed = resolve_seed(params.seed, seed, source.request_id)
+        self.blocks = blocks
+
+        self.token_ids = list(source.prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.max_num_tokens = max_model_len
+        if params.max_tokens is not None:
+            self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
+        self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
+        self.is_prompt_only = params.max_tokens == 0
+        eos = () if params.ignore_eos else tuple(eos_token_ids)
+        # To the stop reason: an end of sequence needs none.
+        self.stop_ids: dict[int, int | None] = {token: token for token in params.stop_token_ids}
+        self.stop_ids.update(dict.fromkeys(eos))
+        # Its next row is built from the last token on the host, so that it cannot run ahead.
+        self.needs_last_token = bool(
+            params.stop
+            or params.bad_words
+            or source.bad_word_ids
+            or params.logits_processors
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.repetition_penalty != 1.0
+        )
+
+        self.epoch = 0
+        self.slot = -1
+        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0
+        self.num_in_flight = 0
+        self.last_step = 0
+        self.num_cached_tokens = -1  # -1: never admitted
+        self.max_company = 0
+        self.suspect_until = 0
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Take a sampled token; the reason if it is the last one.
+
+        A stop before min_tokens does not count: the sampler bans it, so this only guards against a sampler that
+        does not.
+        """
+        self.token_ids.append(token_id)
+        num_tokens = len(self.token_ids)
+        if token_id in self.stop_ids and num_tokens >= self.min_num_tokens:
+            return "stop"
+        return "length" if num_tokens >= self.max_num_tokens else None
+
+
+def resolve_seed(seed: int | None, deployment_seed: int, request_id: str) -> int:
+    """The 32-bit seed that keys a request's noise.
+
+    A user's seed (64 bits, signed or not) is mixed (splitmix64's finalizer) and folded, so that near seeds give
+    unrelated noise; two seeds share noise with a chance of 2^-32. Without one it is a pure function of the
+    deployment's seed and the request id: the same after a crash.
+    """
+    if seed is None:
+        value = xxhash.xxh3_64_intdigest(request_id.encode("utf-8", "surrogatepass"), deployment_seed % 2**64)
+    else:
+        value = (seed + 0x9E3779B97F4A7C15) % 2**64
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
+        value ^= value >> 31
+    return (value ^ (value >> 32)) & 0xFFFFFFFF
