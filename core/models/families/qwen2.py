@@ -10,7 +10,11 @@ WEIGHTS = LLAMA_NAMES
 def to_spec(config: HFConfig) -> ModelSpec:
     """Llama with qkv biases; the upper layers may slide."""
     config = config.with_defaults(
-        max_position_embeddings=32768, hidden_act="silu", sliding_window=4096, max_window_layers=28
+        num_key_value_heads=32,
+        max_position_embeddings=32768,
+        hidden_act="silu",
+        sliding_window=4096,
+        max_window_layers=28,
     )
     spec = llama_like(config, layer_types=windowed_layer_types(config))
     return replace_attention(spec, qkv_bias=True)

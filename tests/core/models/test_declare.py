@@ -1,0 +1,98 @@
+"""Declared parameters are consistent, and say how they may be cut and packed."""
+
+import dataclasses
+
+import pytest
+
+from headrace.core.models.config import HFConfig
+from headrace.core.models.declare import declare_params, distinct_ropes
+from headrace.core.models.needs import FEATURES, model_needs
+from headrace.core.models.params import Param
+from headrace.core.models.registry import family_names, read_spec
+from headrace.core.models.spec import ModelSpec
+
+SIZES = {
+    "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "n_embd": 64, "n_layer": 2, "n_head": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", family_names())
+def test_declarations_hold_together(model_type: str) -> None:
+    params = declare_params(tiny(model_type))
+    names = [param.name for param in params]
+    assert len(set(names)) == len(names)
+    for param in params:
+        assert all(size > 0 for size in param.shape)
+        if param.parts:
+            assert sum(part.rows for part in param.parts) == param.shape[0]
+        assert (param.kind == "constant") == (param.compute is not None)
+        if param.compute is not None:
+            assert param.compute().shape == param.shape and param.compute().dtype == "float32"
+        assert param.quantizable == (param.kind == "linear" and param.name.startswith("layers."))
+        assert param.plus_one == (model_type.startswith("gemma") and "norm" in param.name)
+
+
+def test_llama_by_name() -> None:
+    params = by_name(tiny("llama"))
+    qkv = params["layers.0.attn.qkv_proj.weight"]
+    assert qkv.shape == (64 + 32 + 32, 64) and qkv.shard == "column"
+    assert [(part.name, part.rows) for part in qkv.parts] == [
+        ("layers.0.attn.q_proj.weight", 64),
+        ("layers.0.attn.k_proj.weight", 32),
+        ("layers.0.attn.v_proj.weight", 32),
+    ]
+    assert [part.rows for part in params["layers.5.mlp.gate_up_proj.weight"].parts] == [96, 96]
+    assert params["layers.5.mlp.down_proj.weight"].shard == params["layers.5.attn.o_proj.weight"].shard == "row"
+    assert params["lm_head.weight"].shape == (100, 64) and params["lm_head.weight"].shard == "vocab"
+    assert params["rope.0.inv_freq"].shape == (1, 8) and params["rope.0.attention_factor"].shape == (1,)
+    assert "layers.0.attn.qkv_proj.bias" not in params and "embed_positions.weight" not in params
+
+
+def test_a_tied_head_is_not_declared() -> None:
+    assert "lm_head.weight" not in by_name(tiny("llama", tie_word_embeddings=True))
+
+
+def test_biases_are_cut_as_their_weights_except_after_a_sum() -> None:
+    params = by_name(tiny("llama", attention_bias=True, mlp_bias=True))
+    assert params["layers.0.attn.qkv_proj.bias"].shard == "column"
+    assert [part.rows for part in params["layers.0.attn.qkv_proj.bias"].parts] == [64, 32, 32]
+    assert params["layers.0.attn.o_proj.bias"].shard == params["layers.0.mlp.down_proj.bias"].shard == "replicated"
+    assert params["layers.0.mlp.gate_up_proj.bias"].shape == (192,)
+
+
+def test_gpt2_and_gemma_have_what_llama_has_not() -> None:
+    gpt2 = by_name(tiny("gpt2"))
+    assert gpt2["embed_positions.weight"].shape == (1024, 64) and gpt2["final_norm.bias"].kind == "vector"
+    assert gpt2["layers.0.mlp.up_proj.weight"].shape == (256, 64) and "rope.0.inv_freq" not in gpt2
+    gemma3 = tiny("gemma3_text")
+    names = by_name(gemma3)
+    assert {"layers.0.attn.q_norm.weight", "layers.0.attn_post_norm.weight", "layers.0.mlp_post_norm.weight"} <= set(
+        names
+    )
+    assert len(distinct_ropes(gemma3)) == 2 and "rope.1.inv_freq" in names
+
+
+def test_a_head_bias_is_declared() -> None:
+    spec = dataclasses.replace(tiny("llama"), lm_head_bias=True)
+    assert by_name(spec)["lm_head.bias"].shape == (100,)
+
+
+def test_needs_are_what_a_device_may_lack() -> None:
+    assert model_needs(tiny("llama")) == []
+    needs = model_needs(tiny("gemma2"))
+    assert [need.feature for need in needs] == ["sliding_window", "softcap"]
+    assert all(need.required and "gemma2" in need.why for need in needs)
+    longrope = {
+        "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+    }  # fmt: skip
+    asked = {need.feature for need in model_needs(tiny("phi3", rope_scaling=longrope))}
+    assert asked == {"rope_variants"} and asked | {need.feature for need in needs} == set(FEATURES)
+
+
+def tiny(model_type: str, **changes: object) -> ModelSpec:
+    return read_spec(HFConfig({"model_type": model_type, **SIZES, **changes}))
+
+
+def by_name(spec: ModelSpec) -> dict[str, Param]:
+    return {param.name: param for param in declare_params(spec)}

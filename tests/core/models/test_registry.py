@@ -1,0 +1,50 @@
+"""Families are files: found by name, each complete, and an unknown one named with its neighbours."""
+
+import inspect
+
+import pytest
+
+from headrace.core.errors import ModelError
+from headrace.core.models import families
+from headrace.core.models.config import HFConfig
+from headrace.core.models.registry import family_names, find_family, read_spec
+
+
+def test_every_family_of_the_foundation_is_there() -> None:
+    wanted = {"gemma2", "gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3"}
+    assert wanted <= set(family_names()) and list(family_names()) == sorted(family_names())
+
+
+@pytest.mark.parametrize("name", family_names())
+def test_a_family_is_a_small_file_with_spec_names_and_docstring(name: str) -> None:
+    family = find_family(name)
+    module = inspect.getmodule(family.translate)
+    assert module is not None and module.__name__ == f"{families.__name__}.{name}"
+    assert module.__doc__ and family.translate.__doc__ and family.weights.entries
+    assert len(inspect.getsource(module).splitlines()) <= 90
+
+
+def test_dashes_stand_for_underscores() -> None:
+    assert find_family("gemma3-text").name == "gemma3_text"
+
+
+def test_an_unknown_model_type_lists_near_names_and_all_families() -> None:
+    with pytest.raises(ModelError, match="model_type 'qwen22' is not served; did you mean qwen2") as caught:
+        find_family("qwen22")
+    assert all(name in str(caught.value) for name in family_names())
+
+
+@pytest.mark.parametrize("model_type", ["", "__init__", "..", "llama.py", "os.path"])
+def test_a_model_type_cannot_import_anything_else(model_type: str) -> None:
+    with pytest.raises(ModelError, match="is not served"):
+        find_family(model_type)
+
+
+def test_a_nested_text_config_is_explained() -> None:
+    with pytest.raises(ModelError, match="'gemma3' model with more inputs than text"):
+        read_spec(HFConfig({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}))
+
+
+def test_a_config_without_model_type_says_so() -> None:
+    with pytest.raises(ModelError, match="config.json lacks the key 'model_type'"):
+        read_spec(HFConfig({"hidden_size": 5}))

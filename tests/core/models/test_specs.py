@@ -1,0 +1,287 @@
+"""Specs of published models: the config.json on the hub means what transformers' config class makes of it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import ModelError
+from headrace.core.models.config import HFConfig
+from headrace.core.models.declare import declare_params
+from headrace.core.models.registry import family_names, read_spec
+from headrace.core.models.rope import rope_variants
+from headrace.core.models.spec import ModelSpec, RopeSpec
+
+LLAMA_3_2_1B = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+    "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.45.0",
+    "use_cache": True, "vocab_size": 128256,
+}  # fmt: skip
+LLAMA_3_1_8B = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256,
+}  # fmt: skip
+LLAMA_1_7B = {
+    "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+    "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "rms_norm_eps": 1e-06,
+    "torch_dtype": "float16", "vocab_size": 32000,
+}  # fmt: skip
+SMOLLM2_135M = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "hidden_size": 576, "intermediate_size": 1536, "is_llama_config": True,
+    "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "llama", "num_attention_heads": 9,
+    "num_hidden_layers": 30, "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "vocab_size": 49152,
+}  # fmt: skip
+MISTRAL_7B_V0_1 = {
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mistral",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}  # fmt: skip
+MISTRAL_7B_V0_3 = {**MISTRAL_7B_V0_1, "rope_theta": 1000000.0, "sliding_window": None, "vocab_size": 32768}
+MISTRAL_NEMO = {
+    **MISTRAL_7B_V0_3, "head_dim": 128, "hidden_size": 5120, "max_position_embeddings": 131072,
+    "num_hidden_layers": 40, "vocab_size": 131072,
+}  # fmt: skip
+QWEN2_5_0_5B = {
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645,
+    "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864, "max_position_embeddings": 32768,
+    "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
+    "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768,
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+QWEN2_5_YARN = {
+    **QWEN2_5_0_5B, "tie_word_embeddings": False,
+    "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+}  # fmt: skip
+QWEN2_WINDOW = {**QWEN2_5_0_5B, "use_sliding_window": True}
+QWEN3_0_6B = {
+    "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "bos_token_id": 151643, "eos_token_id": 151645,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072,
+    "max_position_embeddings": 40960, "max_window_layers": 28, "model_type": "qwen3", "num_attention_heads": 16,
+    "num_hidden_layers": 28, "num_key_value_heads": 8, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+QWEN3_8B = {
+    **QWEN3_0_6B, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 36, "num_attention_heads": 32,
+    "num_hidden_layers": 36, "tie_word_embeddings": False,
+}  # fmt: skip
+GEMMA_2_2B = {
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": 50.0,
+    "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1, "final_logit_softcapping": 30.0,
+    "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 2304, "intermediate_size": 9216, "max_position_embeddings": 8192, "model_type": "gemma2",
+    "num_attention_heads": 8, "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0,
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096,
+    "torch_dtype": "float32", "vocab_size": 256000,
+}  # fmt: skip
+GEMMA_2_27B = {
+    **GEMMA_2_2B, "head_dim": 128, "hidden_size": 4608, "intermediate_size": 36864, "num_attention_heads": 32,
+    "num_hidden_layers": 46, "num_key_value_heads": 16, "query_pre_attn_scalar": 144,
+}  # fmt: skip
+GEMMA_3_1B = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": None,
+    "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 106], "final_logit_softcapping": None,
+    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "intermediate_size": 6912,
+    "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26,
+    "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512,
+    "sliding_window_pattern": 6, "torch_dtype": "bfloat16", "vocab_size": 262144,
+}  # fmt: skip
+GEMMA_3_4B_TEXT = {
+    "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_attention_heads": 8,
+    "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
+    "vocab_size": 262208,
+}  # fmt: skip
+PHI_3_MINI_4K = {
+    "architectures": ["Phi3ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "embd_pdrop": 0.0,
+    "eos_token_id": 32000, "hidden_act": "silu", "hidden_size": 3072, "intermediate_size": 8192,
+    "max_position_embeddings": 4096, "model_type": "phi3", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "pad_token_id": 32000, "rms_norm_eps": 1e-05,
+    "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 32064,
+}  # fmt: skip
+_SHORT, _LONG = [1.0 + 0.02 * i for i in range(48)], [1.0 + 1.3 * i for i in range(48)]
+PHI_3_MINI_128K = {
+    **PHI_3_MINI_4K, "max_position_embeddings": 131072, "sliding_window": 262144,
+    "rope_scaling": {"long_factor": _LONG, "short_factor": _SHORT, "type": "longrope"},
+}  # fmt: skip
+PHI_4_MINI = {
+    **PHI_3_MINI_128K, "hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8,
+    "partial_rotary_factor": 0.75, "tie_word_embeddings": True, "vocab_size": 200064, "full_attn_mod": 1,
+}  # fmt: skip
+GPT2 = {
+    "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
+    "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,
+    "resid_pdrop": 0.1, "summary_activation": None, "summary_first_dropout": 0.1, "summary_proj_to_labels": True,
+    "summary_type": "cls_index", "summary_use_proj": True,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}}, "vocab_size": 50257,
+}  # fmt: skip
+GPT2_XL = {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48, "output_past": True}
+
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    name.lower(): value for name, value in globals().copy().items() if name.isupper() and isinstance(value, dict)
+}
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if not name.startswith("_")])
+def test_a_published_config_means_what_transformers_reads(name: str) -> None:
+    from transformers import AutoConfig
+
+    raw = dict(PUBLISHED[name])
+    theirs = AutoConfig.for_model(**_copy(raw)).to_dict()
+    assert "rope_scaling" not in theirs or theirs["rope_scaling"] is None  # the two spellings really differ
+    assert read_spec(HFConfig(raw)) == read_spec(HFConfig(theirs))
+
+
+def test_every_family_has_a_published_config() -> None:
+    assert {str(config["model_type"]) for config in PUBLISHED.values()} == set(family_names())
+
+
+@pytest.mark.parametrize("model_type", family_names())
+def test_sizes_alone_take_the_defaults_of_the_config_class(model_type: str) -> None:
+    """Keys that the hub's files leave out: the family file states what transformers' class assumes."""
+    from transformers import AutoConfig
+
+    if model_type == "gpt2":
+        sizes = {"vocab_size": 500, "n_embd": 48, "n_layer": 3, "n_head": 4}
+    else:
+        sizes = {
+            "vocab_size": 500, "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 30,
+            "num_attention_heads": 32,
+        }  # fmt: skip
+    theirs = AutoConfig.for_model(model_type, **sizes).to_dict()
+    assert read_spec(HFConfig({"model_type": model_type, **sizes})) == read_spec(HFConfig(theirs))
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_3_1_8b", "qwen2_5_0_5b", "qwen3_8b", "gemma_2_27b", "gemma_3_1b", "phi_4_mini", "gpt2_xl"]
+)
+def test_declared_parameters_are_as_many_as_those_of_transformers(name: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    raw = PUBLISHED[name]
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        theirs = auto.from_config(AutoConfig.for_model(**_copy(dict(raw))))
+    declared = declare_params(read_spec(HFConfig(raw)))
+    stored = sum(param.num_elements for param in declared if param.kind != "constant")
+    assert stored == sum(parameter.numel() for parameter in theirs.parameters())
+
+
+def test_llama_3_2_1b() -> None:
+    spec = read_spec(HFConfig(LLAMA_3_2_1B))
+    attn, rope = spec.layers[0].attn, rope_of(spec)
+    assert (spec.num_layers, spec.hidden_size, spec.vocab_size, spec.dtype) == (16, 2048, 128256, "bfloat16")
+    assert (attn.num_heads, attn.num_kv_heads, attn.head_dim, attn.scale) == (32, 8, 64, 0.125)
+    assert spec.tie_word_embeddings and spec.norm.eps == 1e-5 and not attn.qkv_bias
+    assert rope.theta == 500000.0 and rope.scaling is not None and rope.scaling.factor == 32.0
+    assert set(spec.layers) == {spec.layers[0]}
+
+
+def test_mistral_slides_only_in_its_first_release() -> None:
+    assert {layer.attn.window for layer in read_spec(HFConfig(MISTRAL_7B_V0_1)).layers} == {4096}
+    assert {layer.attn.window for layer in read_spec(HFConfig(MISTRAL_7B_V0_3)).layers} == {0}
+    nemo = read_spec(HFConfig(MISTRAL_NEMO)).layers[0].attn
+    assert (nemo.head_dim, nemo.num_heads) == (128, 32)
+
+
+def test_qwen2_windows_start_at_max_window_layers() -> None:
+    windows = [layer.attn.window for layer in read_spec(HFConfig(QWEN2_WINDOW)).layers]
+    assert windows == [0] * 21 + [32768] * 3
+
+
+def test_gemma_layers() -> None:
+    gemma2 = read_spec(HFConfig(GEMMA_2_2B))
+    assert [layer.attn.window for layer in gemma2.layers[:4]] == [4096, 0, 4096, 0]
+    assert gemma2.embed_scale == 48.0 and gemma2.logit_softcap == 30.0 and gemma2.norm.plus_one
+    assert gemma2.layers[0].post_norm and gemma2.layers[0].attn.softcap == 50.0 and gemma2.tie_word_embeddings
+    assert read_spec(HFConfig(GEMMA_2_27B)).layers[0].attn.scale == pytest.approx(1 / 12)
+    gemma3 = read_spec(HFConfig(GEMMA_3_4B_TEXT))
+    assert [layer.attn.window for layer in gemma3.layers[:7]] == [1024] * 5 + [0, 1024]
+    sliding, full = rope_of(gemma3, 0), rope_of(gemma3, 5)
+    assert (sliding.theta, sliding.scaling) == (10000.0, None)
+    assert full.theta == 1000000.0 and full.scaling is not None and full.scaling.factor == 8.0
+
+
+def test_phi_4_mini_turns_three_quarters_of_a_head() -> None:
+    spec = read_spec(HFConfig(PHI_4_MINI))
+    assert (spec.layers[0].attn.head_dim, rope_of(spec).rotary_dim) == (128, 96)
+    assert rope_variants(spec) == 4096
+    assert rope_variants(read_spec(HFConfig(PHI_3_MINI_4K))) == 0
+
+
+def test_early_phi_3_calls_longrope_su() -> None:
+    """transformers 5 refuses this spelling of the first release; it meant LongRoPE."""
+    early = {**PHI_3_MINI_128K, "rope_scaling": {"long_factor": _LONG, "short_factor": _SHORT, "type": "su"}}
+    assert read_spec(HFConfig(early)) == read_spec(HFConfig(PHI_3_MINI_128K))
+
+
+def test_gpt2_xl() -> None:
+    spec = read_spec(HFConfig(GPT2_XL))
+    assert (spec.num_layers, spec.num_learned_positions, spec.layers[0].attn.num_heads) == (48, 1024, 25)
+    assert spec.layers[0].mlp.intermediate_size == 6400 and spec.layers[0].mlp.activation == "gelu_tanh"
+    assert spec.norm.kind == "layer" and spec.tie_word_embeddings and spec.layers[0].attn.rope is None
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "message"),
+    [
+        (LLAMA_3_1_8B, {"hidden_size": None}, "lacks the key 'hidden_size'"),
+        (LLAMA_3_1_8B, {"hidden_size": "big"}, "hidden_size in config.json must be an integer"),
+        (LLAMA_3_1_8B, {"num_hidden_layers": 0}, "num_hidden_layers in config.json must be an integer of at least 1"),
+        (LLAMA_3_1_8B, {"num_attention_heads": 30}, r"num_attention_heads \(30\) .* num_key_value_heads \(8\)"),
+        (LLAMA_3_1_8B, {"hidden_act": "silo"}, "activation 'silo'; did you mean silu"),
+        (LLAMA_3_1_8B, {"rms_norm_eps": float("nan")}, "rms_norm_eps in config.json must be a finite number"),
+        (LLAMA_3_1_8B, {"attention_bias": "no"}, "attention_bias in config.json must be true or false"),
+        (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "type 'dynamic'; known are"),
+        (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "llama3"}}, "rope parameters of config.json lacks .* 'factor'"),
+        (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor .* must be above 0"),
+        (LLAMA_3_1_8B, {"rope_scaling": 3}, "rope_parameters in config.json must be an object"),
+        (LLAMA_3_1_8B, {"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq'"),
+        (QWEN3_8B, {"layer_types": ["full_attention"]}, "36 layers, but layer_types names 1"),
+        (QWEN3_8B, {"layer_types": ["linear_attention"] * 36}, "'linear_attention'; known are full_attention"),
+        (GEMMA_3_1B, {"use_bidirectional_attention": True}, "bidirectional"),
+        (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "short_factor .* must list 32 numbers"),
+        (PHI_4_MINI, {"partial_rotary_factor": 1.5}, "rotate 192 of 128"),
+        (GPT2, {"n_head": 7}, r"n_embd \(768\) .* no multiple of n_head \(7\)"),
+        (GPT2, {"add_cross_attention": True}, "cross attention"),
+    ],
+)  # fmt: skip
+def test_an_impossible_config_is_a_model_error(base: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    config = {key: value for key, value in {**base, **change}.items() if value is not None}
+    with pytest.raises(ModelError, match=message):
+        read_spec(HFConfig(config))
+
+
+def rope_of(spec: ModelSpec, layer: int = 0) -> RopeSpec:
+    rope = spec.layers[layer].attn.rope
+    assert rope is not None
+    return rope
+
+
+def _copy(value: Any) -> Any:
+    """A deep copy: config classes write into what they are given."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return list(value) if isinstance(value, list) else value
