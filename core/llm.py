@@ -261,7 +261,7 @@ class LLM:
                 code="no_chat_template",
                 remedies=["--chat-template FILE", "generate with a plain prompt (headrace complete --raw)"],
             )
-        return ChatTemplate(source, self.tokenizer)
+        return ChatTemplate(source, self.tokenizer.special_tokens)
 
 
 def _one_each(value: Any, count: int, name: str) -> Sequence[Any]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .config import EngineConfig
     from .kv.groups import KVGroup
     from .models.spec import ModelSpec
+    from .ops.table import OpTable, Selection
     from .stages import StepInput, StepOutput
     from .weights.source import ParamSource
 
@@ -195,6 +196,14 @@ class Runner(ABC):
 
     numpy and plain Python at the border. Order of calls: load, kv_plan, kv_init, warmup, step*, close.
     """
+
+    ops: "OpTable | None" = None
+    """the op table of a stock runner; None for a runner that brings everything itself"""
+
+    @property
+    def op_selections(self) -> Sequence["Selection"]:
+        """Which provider serves each op, and why others declined; empty without an op table."""
+        return ()
 
     @abstractmethod
     def load(self, params: "ParamSource") -> None:

@@ -2,28 +2,30 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig
 from ..devices import open_device
 from ..errors import CapacityError, ModelError
-from ..hub import resolve_model
+from ..hub import resolve_config, resolve_model, resolve_tokenizer
 from ..kv.block_manager import BlockManager
 from ..kv.groups import kv_groups
 from ..models.config import HFConfig, read_config
 from ..models.declare import declare_params
 from ..models.gguf_config import config_from_gguf, gguf_names
 from ..models.registry import find_family
-from ..models.rope import rope_original_len
+from ..models.rope import rope_variants
 from ..models.spec import ModelSpec
-from ..platform import Device, Gap, RunnerConfig
-from ..plugin_loader import load_plugins
+from ..platform import Device, Gap, RunnerConfig, Status
+from ..plugin_loader import Plugins, load_plugins
+from ..progress import Report
 from ..runner.runner import build_model_runner
-from ..sampling.state import ProcessorFactories
+from ..sampling.validate import ProcessorFactories
 from ..scheduler.scheduler import Scheduler
 from ..text.gguf_tokenizer import tokenizer_from_gguf
 from ..text.tokenizer import Tokenizer, load_tokenizer
@@ -83,9 +85,13 @@ class Built:
     gaps: tuple[Gap, ...]
 
 
-def describe_model(config: EngineConfig, report: Callable[[str], None]) -> Model:
-    """Find the model's files (downloading them if they are nowhere here) and translate its config."""
-    files = resolve_model(config.model, report)
+def describe_model(config: EngineConfig, report: Report) -> Model:
+    """Find the model's config (downloading it, but no weights, if it is nowhere here) and translate it.
+
+    The default model is one file, so all of it is fetched.
+    """
+    find = resolve_config if config.model.model else resolve_model
+    files = find(config.model, report)
     if files.kind == "gguf":
         source = GGUFSource(files.path)
         hf_config = config_from_gguf(source.metadata, source.names())
@@ -105,13 +111,12 @@ def describe_model(config: EngineConfig, report: Callable[[str], None]) -> Model
     )
 
 
-def load_model_tokenizer(config: EngineConfig, model: Model) -> Tokenizer | None:
+def load_model_tokenizer(config: EngineConfig, model: Model, report: Report) -> Tokenizer | None:
     """The model's tokenizer, checked against its vocabulary; None with skip_tokenizer_init."""
     if config.model.skip_tokenizer_init:
         return None
     if config.model.tokenizer:
-        override = replace(config.model, model=config.model.tokenizer)
-        tokenizer = load_tokenizer(resolve_model(override, lambda line: None).path)
+        tokenizer = load_tokenizer(resolve_tokenizer(config.model, report))
     elif model.gguf is not None:
         tokenizer = tokenizer_from_gguf(model.gguf.metadata)
     else:
@@ -120,22 +125,21 @@ def load_model_tokenizer(config: EngineConfig, model: Model) -> Tokenizer | None
         raise ModelError(
             f"the tokenizer of {model.name} has {tokenizer.vocab_size} tokens, but the weights only "
             f"{model.spec.vocab_size} rows: they do not belong together",
-            remedies=["--tokenizer with the model's own tokenizer (HEADRACE_TOKENIZER=...)"],
+            remedies=["HEADRACE_TOKENIZER=... with the model's own tokenizer"],
         )
     return tokenizer
 
 
-def build_engine(
-    config: EngineConfig, report: Callable[[str], None] = lambda line: None, clock: Clock | None = None
-) -> Built:
+def build_engine(config: EngineConfig, report: Report = lambda line: None, clock: Clock | None = None) -> Built:
     """Build and start an engine. Whatever was opened is closed again if a step fails."""
     clock = clock or MonotonicClock()
     with ExitStack() as cleanup:
         model = describe_model(config, report)
         if model.gguf is not None:
             cleanup.callback(model.gguf.close)
-        tokenizer = load_model_tokenizer(config, model)
-        device = open_device(config)
+        tokenizer = load_model_tokenizer(config, model, report)
+        plugins = load_plugins()
+        device = open_device(config, plugins)
         cleanup.callback(device.close)
         gaps = resolve_gaps(device, model.spec)
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
@@ -160,6 +164,8 @@ def build_engine(
                 f"{format_bytes(memory.free_bytes)} free",
                 remedies=[f"headrace plan {config.model.model}".rstrip()],
             )
+        if model.gguf is None:
+            model = replace(model, path=resolve_model(config.model, report, memory_bytes=memory.free_bytes).path)
         capacity = resolve_capacity(
             config,
             model.spec,
@@ -174,10 +180,11 @@ def build_engine(
         started_s = time.monotonic()
         _load(config, model, dtype.value, runner.load, cleanup)
         load_s = time.monotonic() - started_s
-        processors = _processors()
-        defaults = generation_defaults(model.folder, model.config, tokenizer.eos_token_id if tokenizer else None)
+        processors = _processors(plugins)
+        ends = tokenizer.end_token_ids if tokenizer is not None else ()
+        defaults = generation_defaults(model.folder, model.config, ends)
         executor = InProcessExecutor(
-            build_model_runner(runner, runner_config, processors, rope_original_len=rope_original_len(model.spec)),
+            build_model_runner(runner, runner_config, processors, rope_original_len=rope_variants(model.spec)),
             capacity.kv.num_blocks,
         )
         executor.start()
@@ -194,6 +201,7 @@ def build_engine(
             depth=device.caps.depth,
             max_model_len=capacity.max_model_len,
             eos_token_ids=defaults.eos_token_ids,
+            rope_original_len=rope_variants(model.spec),
         )
         engine = Engine(
             scheduler=scheduler,
@@ -254,12 +262,13 @@ def _load(
         source.close()
 
 
-def _processors() -> ProcessorFactories:
-    found: dict[str, Callable[..., object]] = {}
-    offers: Sequence[object] = load_plugins().hooks.headrace_logits_processors()
-    for offer in offers:
-        if isinstance(offer, dict):
-            found.update(offer)
+def _processors(plugins: Plugins) -> ProcessorFactories:
+    found: dict[str, Callable[..., Any]] = {}
+    for plugin, offer in plugins.ask("headrace_logits_processors"):
+        if not isinstance(offer, Mapping) or not all(callable(factory) for factory in offer.values()):
+            plugins.refuse(plugin, Status.BROKEN, "headrace_logits_processors must return names with factories")
+            continue
+        found.update(offer)
     return found
 
 

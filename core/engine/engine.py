@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ..clock import Clock
 from ..errors import RequestError
 from ..sampling.params import SamplingParams
-from ..sampling.state import ProcessorFactories, validate_params
+from ..sampling.validate import ProcessorFactories, validate_params
 from ..scheduler.scheduler import Scheduler
 from ..stages import EngineRequest, RequestOutput
 from ..text.bad_words import bad_word_ids

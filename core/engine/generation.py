@@ -1,7 +1,7 @@
 """Defaults that a checkpoint brings for generation: generation_config.json, or what a GGUF says."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ class GenerationDefaults:
     eos_token_ids: tuple[int, ...]
 
 
-def generation_defaults(folder: Path | None, config: HFConfig, tokenizer_eos: int | None) -> GenerationDefaults:
+def generation_defaults(folder: Path | None, config: HFConfig, end_token_ids: Sequence[int]) -> GenerationDefaults:
     """Read generation_config.json beside the weights. Without one, generation is greedy.
 
     The end-of-sequence ids of generation config, config and tokenizer are taken together: chat models end a turn
@@ -27,7 +27,7 @@ def generation_defaults(folder: Path | None, config: HFConfig, tokenizer_eos: in
     """
     data = _read(folder)
     ids: list[int] = []
-    for value in (data.get("eos_token_id"), config.get("eos_token_id", None), tokenizer_eos):
+    for value in (data.get("eos_token_id"), config.get("eos_token_id", None), list(end_token_ids)):
         for token in value if isinstance(value, list) else [value]:
             if isinstance(token, int) and token >= 0 and token not in ids:
                 ids.append(token)

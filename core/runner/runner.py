@@ -4,13 +4,14 @@ Keeps, per slot, the token ids, block tables and positions that a step's arrays 
 batch is a few numpy operations whatever the number of requests.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from ..platform import Pending, Runner, RunnerConfig
 from ..sampling.state import SamplingState
+from ..sampling.validate import ProcessorFactories
 from ..stages import (
     ForwardBatch,
     IntArray,
@@ -256,7 +257,7 @@ class RunningStep:
 def build_model_runner(
     runner: Runner,
     config: RunnerConfig,
-    processors: Mapping[str, Callable[..., object]],
+    processors: ProcessorFactories,
     *,
     rope_original_len: int = 0,
 ) -> ModelRunner:

@@ -5,14 +5,14 @@ import functools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from ..errors import OutOfMemory
 from ..ops import OpTable, Selection, select_ops
-from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, OpProvider, Runner, RunnerConfig
+from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, Runner, RunnerConfig
 from ..stages import (
     Array,
     ForwardBatch,
@@ -28,8 +28,11 @@ from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
 from .step import prompt_logprobs, run_step
 
+Batch = TypeVar("Batch", ForwardBatch, SamplingBatch)
 PROMPT_LOGPROBS_ROWS = 256
 """Rows of logits held at a time for prompt log probabilities: [rows, vocab_size] float32."""
+
+_FIELDS = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in (ForwardBatch, SamplingBatch)}
 
 
 class TorchDevice(Device):
@@ -42,7 +45,6 @@ class TorchDevice(Device):
         self.info = info
         self.caps = caps
         self.torch_device = torch_device
-        self.extra_providers: tuple[OpProvider, ...] = ()
 
     def runner(self, config: RunnerConfig) -> "TorchRunner":
         """A TorchRunner over this device's op providers."""
@@ -63,7 +65,7 @@ class TorchRunner(Runner):
         context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
         providers = (*device.providers(), *device.extra_providers)
         table, self.selections = select_ops(providers, context)
-        self.ops = _bind_device(table, device.torch_device)
+        self.ops: OpTable = _bind_device(table, device.torch_device)
         self._params: dict[str, Array] = {}
         self._kv: KVCaches | None = None
         self._last_tokens: Array = None
@@ -170,9 +172,9 @@ class TorchRunner(Runner):
         tensor = HostTensor(name=loaded.param.name, dtype="float32", shape=values.shape, data=values)
         return self.ops.upload(tensor, dtype="float32", device=self.device.torch_device)
 
-    def _move(self, batch: Any) -> Any:
+    def _move(self, batch: Batch) -> Batch:
         moved: dict[str, Any] = {}
-        for name in _field_names(type(batch)):
+        for name in _FIELDS[type(batch)]:
             value = getattr(batch, name)
             if isinstance(value, np.ndarray):
                 moved[name] = self.ops.to_device(value)
@@ -224,13 +226,8 @@ class Done:
 
 
 def _bind_device(table: OpTable, device: str) -> OpTable:
-    table.to_device = functools.partial(table.to_device, device=device)  # type: ignore[method-assign]
+    table.to_device = functools.partial(table.to_device, device=device)
     return table
-
-
-@functools.cache
-def _field_names(batch_type: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(batch_type))
 
 
 @contextmanager

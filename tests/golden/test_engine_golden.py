@@ -61,15 +61,10 @@ def test_greedy_tokens_equal_transformers(checkpoint: Any, options: dict[str, An
 
 def test_preemption_changes_nothing(checkpoint: Any) -> None:
     folder, _, prompts, expected = checkpoint
-    bytes_per_token = 4 * 2 * 4 * 16 * 4  # layers x (key, value) x heads x head_dim x float32, at most
-    tokens, llm = run(
-        folder,
-        prompts,
-        block_size=4,
-        max_model_len=80,
-        kv_memory=f"{bytes_per_token * 150}",
-        max_num_batched_tokens=32,
-    )
+    options: dict[str, Any] = dict(block_size=4, max_model_len=80, max_num_batched_tokens=32)
+    _, alone = run(folder, prompts[:1], max_num_seqs=1, **options)
+    room = int(alone.built.capacity.kv.total_bytes * 1.5)
+    tokens, llm = run(folder, prompts, kv_memory=str(room), **options)
     assert tokens == expected
     assert llm.built.engine.scheduler.num_preemptions > 0
 
