@@ -70,9 +70,10 @@ class PickleSource:
         self._tensors = {}
 
     def _add_file(self, path: Path) -> None:
+        content = _load(path)
         import torch
 
-        for name, tensor in _load(path).items():
+        for name, tensor in content.items():
             if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
                 raise _error(path, f"is not a flat state dict: {name!r} is a {type(tensor).__name__}")
             dtype = str(tensor.dtype).removeprefix("torch.")
