@@ -130,7 +130,7 @@ def _from_file(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: option {name} stands there twice, with dashes and with underscores")
         base, has_auto = _base_type(options[name][1])
         if isinstance(value, str) and base is not str and not (has_auto and value == "auto"):
-            raise ConfigError(f"{path}: {key} must be {option_type(options[name][1])}, without quotes; got {value!r}")
+            raise ConfigError(f"{path}: {key} must be {_described(options[name][1])}, without quotes; got {value!r}")
         chosen[name] = _checked(name, value, f"{path}: {key}")
     return chosen
 
@@ -142,7 +142,7 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     if isinstance(value, str) and base is not str and not (has_auto and value == "auto"):
         value = _parse(value, field, origin)
     if type(value) is not base and not (has_auto and value == "auto"):
-        raise ConfigError(f"{origin} must be {option_type(field)}, got {value!r}")
+        raise ConfigError(f"{origin} must be {_described(field)}, got {value!r}")
     try:
         EngineConfig.from_options({name: value})
     except ConfigError as error:
@@ -158,7 +158,11 @@ def _parse(text: str, field: dataclasses.Field[Any], origin: str) -> bool | int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{origin} must be {option_type(field)}, got {text!r}") from None
+        raise ConfigError(f"{origin} must be {_described(field)}, got {text!r}") from None
+
+
+def _described(field: dataclasses.Field[Any]) -> str:
+    return option_type(field).replace("number", "a number")
 
 
 def _base_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
