@@ -34,6 +34,10 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+_MARKED: dict[int, bool] = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
+"""Types of tokens that are found whole in a text and spelled as they are, and whether they are special."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Vocabulary:
     """The vocabulary as the file has it; lists by token id. `named`: "bos" and the like -> id."""
@@ -170,7 +174,11 @@ def _build_byte_level(vocabulary: _Vocabulary) -> "tokenizers.Tokenizer":
     if vocabulary.merges is None:
         raise ModelError("the GGUF file's tokenizer is of kind 'gpt2' but tokenizer.ggml.merges is missing")
     pre = PRE_TOKENIZERS[_pre_tokenizer_name(vocabulary)]
-    ids = _ids_by_token([_byte_level_spelling(token) for token in vocabulary.tokens], vocabulary.tokens)
+    spellings = [
+        token if kind in _MARKED else _byte_level_spelling(token)
+        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+    ]
+    ids = _ids_by_token(spellings, vocabulary.tokens)
     backend = Tokenizer(_bpe(models.BPE, ids, vocabulary.merges, ignore_merges=pre.ignore_merges))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -264,7 +272,7 @@ def _ids_by_token(spellings: Sequence[str], tokens: Sequence[str]) -> dict[str, 
 
 
 def _byte_level_spelling(token: str) -> str:
-    # Added tokens are spelled as they are; those that the byte alphabet lacks are looked up by their bytes.
+    # Some files hold a plain word as text; merges know it by its bytes.
     if token.isascii() and " " not in token and token.isprintable():
         return token
     if all(char in BYTE_OF_CHAR for char in token):
@@ -294,16 +302,16 @@ def _implied_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 def _add_marked_tokens(backend: "tokenizers.Tokenizer", vocabulary: _Vocabulary) -> None:
     from tokenizers import AddedToken
 
-    for kinds, special in (((TokenType.CONTROL, TokenType.UNKNOWN), True), ((TokenType.USER_DEFINED,), False)):
-        tokens = [
-            AddedToken(token, normalized=False, special=special)
+    special, plain = (
+        [
+            AddedToken(token, normalized=False, special=is_special)
             for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
-            if kind in kinds and token and backend.token_to_id(token) is not None
+            if _MARKED.get(kind) is is_special and token and backend.token_to_id(token) is not None
         ]
-        if special:
-            backend.add_special_tokens(tokens)
-        else:
-            backend.add_tokens(tokens)
+        for is_special in (True, False)
+    )
+    backend.add_special_tokens(special)
+    backend.add_tokens(plain)
 
 
 def _pre_tokenizer_name(vocabulary: _Vocabulary) -> str:

@@ -119,7 +119,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model's folder, as Hugging Face lays it out.
 
     Reads tokenizer.json (else converts the original files through transformers, if that is installed),
-    tokenizer_config.json, special_tokens_map.json, chat_template.jinja and chat_templates/*.jinja.
+    tokenizer_config.json, special_tokens_map.json, chat_template.jinja and chat_templates/*.jinja. As in
+    transformers, what is put around a text is tokenizer.json's matter; the config's add_bos_token is not heard.
     Raises ModelError if there is no tokenizer or a file is damaged.
     """
     config = _read_json(path / "tokenizer_config.json")
@@ -127,12 +128,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
     backend = _read_backend(file) if file.is_file() else _convert_slow(path)
     special = _special_tokens({**_read_json(path / "special_tokens_map.json"), **config})
     _add_config_tokens(backend, config, special)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        set_added_ends(
-            backend,
-            bos=special.get("bos_token") if config.get("add_bos_token") else None,
-            eos=special.get("eos_token") if config.get("add_eos_token") else None,
-        )
     templates = _read_templates(path, config)
     return Tokenizer(backend, TokenizerInfo(special_tokens=special, chat_templates=templates))
 
