@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
 from ..suggest import did_you_mean
-from .decoding import BYTE_OF_CHAR, CHAR_OF_BYTE, SPACE_MARK
+from .decoding import CHAR_OF_BYTE, SPACE_MARK
 from .gguf_pretokenizers import PRE_TOKENIZERS
 from .tokenizer import Tokenizer, TokenizerInfo, set_added_ends
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _PREFIX = "tokenizer.ggml."
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|return|>")
 """Control tokens that end a turn, for files that do not name theirs."""
+_BYTE_ALPHABET = frozenset(CHAR_OF_BYTE)
 _REMEDIES = (
     "set tokenizer to a folder with the model's tokenizer.json",
     "set skip_tokenizer_init and pass token ids",
@@ -273,9 +274,7 @@ def _ids_by_token(spellings: Sequence[str], tokens: Sequence[str]) -> dict[str, 
 
 def _byte_level_spelling(token: str) -> str:
     # Some files hold a plain word as text; merges know it by its bytes.
-    if token.isascii() and " " not in token and token.isprintable():
-        return token
-    if all(char in BYTE_OF_CHAR for char in token):
+    if _BYTE_ALPHABET.issuperset(token):
         return token
     return "".join(CHAR_OF_BYTE[byte] for byte in token.encode())
 

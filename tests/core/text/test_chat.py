@@ -128,11 +128,11 @@ TURNS = [
     {"role": "assistant", "content": "<think>hm</think>\n\nR\u00e4uber & <b>'Light'</b>"},
     {"role": "user", "content": "And at night?"},
 ]
-TOOL = {
+TOOL: dict[str, Any] = {
     "type": "function",
     "function": {"name": "sky", "description": "a \u00fc <b>", "parameters": {"type": "object"}},
 }
-CALL = [
+CALL: list[dict[str, Any]] = [
     TURNS[0],
     {
         "role": "assistant",
@@ -172,7 +172,7 @@ def test_system_messages_equal_transformers(name: str, theirs: Any) -> None:
 @pytest.mark.parametrize("name", ["smollm2", "llama3", "gemma"])
 @pytest.mark.parametrize("content", ["Because ", "Because", [{"type": "text", "text": "Because "}]])
 def test_a_continued_message_equals_transformers(name: str, content: Any, theirs: Any) -> None:
-    messages = [TURNS[0], {"role": "assistant", "content": content}]
+    messages: list[dict[str, Any]] = [TURNS[0], {"role": "assistant", "content": content}]
     ours = ChatTemplate(TEMPLATES[name], SPECIAL).render(messages, continue_final_message=True)
     if isinstance(content, list) and name != "gemma":
         messages[1]["content"] = content[0]["text"]  # these templates take text only

@@ -237,9 +237,9 @@ def test_smollm2_equals_its_own_rules_and_loads_fast() -> None:
     metadata = source.metadata
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         ours = tokenizer_from_gguf(metadata)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     oracle = tokenizers.Tokenizer(
         tokenizers.models.BPE(
             {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])},
