@@ -73,6 +73,7 @@ def open_device(config: EngineConfig, plugins: Plugins | None = None) -> Device:
     manifest = _choose(plugins) if name == AUTO else _named(plugins, name, ids)
     device = _open(manifest, ids, config)
     device.extra_providers = collect_providers(plugins, manifest, device.info)
+    plugins.log_problems()
     return device
 
 

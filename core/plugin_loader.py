@@ -104,10 +104,15 @@ class Plugins:
                     yield plugin, answer
 
     def refuse(self, plugin: Plugin, status: Status, reason: str, *, platform: str = "") -> None:
-        """Note a problem, and log it."""
-        problem = Problem(plugin=plugin, status=status, reason=reason, fix=_fix(plugin, status), platform=platform)
-        self.problems.append(problem)
-        _log.warning("plugin not used plugin=%s status=%s reason=%s", plugin, status, reason)
+        """Note a problem."""
+        fix = _fix(plugin, status)
+        self.problems.append(Problem(plugin=plugin, status=status, reason=reason, fix=fix, platform=platform))
+
+    def log_problems(self) -> None:
+        """Warn of each problem; for commands that do not show them as a table."""
+        for problem in self.problems:
+            fields = {"reason": problem.reason, "fix": problem.fix}
+            _log.warning("plugin %s: %s", problem.plugin, problem.status, extra={"fields": fields})
 
 
 def load_plugins(*, recheck: bool = False) -> Plugins:

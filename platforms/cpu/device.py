@@ -6,7 +6,8 @@ import torch
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import DeviceUnavailable
-from headrace.core.platform import Caps, Device, DeviceInfo, Gap, Memory, Need, Platform
+from headrace.core.models.needs import FEATURES
+from headrace.core.platform import Caps, Device, DeviceInfo, Memory, Platform
 from headrace.core.runner.torch import TorchDevice
 from headrace.core.units import format_bytes
 
@@ -18,22 +19,18 @@ class HostDevice(TorchDevice):
     """The processor under torch. All ops have their definitions there, so it lacks nothing that a model needs."""
 
     def __init__(self, *, info: DeviceInfo, dtypes: tuple[str, ...], threads: int) -> None:
-        super().__init__(info=info, caps=Caps(dtypes=dtypes), torch_device="cpu")
+        caps = Caps(dtypes=dtypes, shared_memory=True, features=frozenset(FEATURES))
+        super().__init__(info=info, caps=caps, torch_device="cpu")
         self.threads = threads
-
-    def check(self, needs: Sequence[Need]) -> list[Gap]:
-        """No gap."""
-        return []
 
     def memory(self) -> Memory:
         """The machine's memory within the cgroup's limit."""
         return host_memory()
 
     def describe(self) -> Mapping[str, str]:
-        """Processor, instruction set, threads, and the cgroup's memory limit if there is one."""
+        """Instruction set, threads, and the cgroup's memory limit if there is one."""
         limit = memory_limit()
         return {
-            "processor": self.info.name,
             "isa": self.info.arch,
             "threads": str(self.threads),
             **({"memory limit": format_bytes(limit)} if limit is not None else {}),

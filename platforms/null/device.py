@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from headrace.core.config import EngineConfig
 from headrace.core.errors import DeviceUnavailable
+from headrace.core.models.needs import FEATURES
 from headrace.core.platform import (
     Caps,
     Device,
     DeviceInfo,
-    Gap,
     Memory,
-    Need,
     Platform,
     Probe,
     Runner,
@@ -48,11 +47,13 @@ class NullDevice(Device):
 
     def __init__(self, *, depth: int) -> None:
         self.info = _info()
-        self.caps = Caps(array="opaque", dtypes=("float32", "bfloat16", "float16"), depth=depth)
-
-    def check(self, needs: Sequence[Need]) -> list[Gap]:
-        """No gap."""
-        return []
+        self.caps = Caps(
+            array="opaque",
+            dtypes=("float32", "bfloat16", "float16"),
+            depth=depth,
+            shared_memory=True,
+            features=frozenset(FEATURES),
+        )
 
     def runner(self, config: RunnerConfig) -> Runner:
         """A NullRunner."""

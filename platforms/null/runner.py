@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from headrace.core.errors import OutOfMemory
 from headrace.core.platform import Device, KVPlan, Memory, Runner, RunnerConfig
+from headrace.core.sampling.params import GREEDY_EPSILON
 from headrace.core.stages import (
     ForwardBatch,
     IntArray,
@@ -31,7 +32,7 @@ _SHIFT = np.uint64(29)
 class NullRunner(Runner):
     """Tokens without a model. Invariant: checksums[g][slot] sums the hashes of all tokens up to that slot's.
 
-    Masks, penalties, temperatures and seeds are taken and ignored.
+    A row with a temperature above 0 depends on its seed too; masks and penalties are taken and ignored.
     """
 
     def __init__(self, config: RunnerConfig, device: Device) -> None:

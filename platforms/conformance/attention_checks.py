@@ -1,0 +1,194 @@
+"""Paged attention and the KV cache against dense attention written in numpy float64, over poisoned blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.core.self_test import TOLERANCE
+
+from .op_checks import Value, compare, to_array, to_numpy
+from .registry import DTYPES, Subject, add_check
+
+Float64 = npt.NDArray[np.float64]
+RAGGED = ((1, 1), (16, 16), (1, 33), (0, 20), (5, 37), (1, 16), (17, 17), (3, 48), (1, 130))
+"""(query tokens, sequence length) of each request: decode, whole prompt, chunk, a block's edge, nothing to do."""
+LARGE = ((1, 700), (257, 513), (64, 64), (1, 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One shape of attention and the terms that it adds to the scores."""
+
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+    feature: str = ""
+    requests: Sequence[tuple[int, int]] = RAGGED
+
+
+VARIANTS = {
+    "plain": Variant(),
+    "one_kv_head": Variant(num_heads=6, num_kv_heads=1, head_dim=64),
+    "all_kv_heads": Variant(num_heads=3, num_kv_heads=3, head_dim=80),
+    "large": Variant(num_heads=9, num_kv_heads=3, head_dim=64, requests=LARGE),
+    "window": Variant(window=20, feature="sliding_window"),
+    "window_of_a_block": Variant(window=16, feature="sliding_window"),
+    "large_window": Variant(window=200, feature="sliding_window", requests=LARGE),
+    "softcap": Variant(softcap=5.0, feature="softcap"),
+    "window_softcap": Variant(window=9, softcap=3.0, head_dim=32, feature="sliding_window"),
+    "sinks": Variant(sinks=True, head_dim=64),
+    "alibi": Variant(alibi=True),
+}
+
+
+def dense_attention(
+    query: Float64,
+    keys: Float64,
+    values: Float64,
+    variant: Variant,
+    *,
+    scale: float,
+    sinks: Float64 | None,
+    slopes: Float64 | None,
+) -> Float64:
+    """Causal attention of one request: query [q, num_heads, d] are the last of the k positions of keys and values
+    [k, num_kv_heads, d]. One head and one query at a time, so that nothing is shared with the definition."""
+    num_queries, num_heads, _ = query.shape
+    num_keys = len(keys)
+    out = np.zeros_like(query)
+    for head in range(num_heads):
+        kv_head = head * keys.shape[1] // num_heads
+        for row in range(num_queries):
+            position = num_keys - num_queries + row
+            first = max(0, position - variant.window + 1) if variant.window else 0
+            seen = np.arange(first, position + 1)
+            scores = keys[seen, kv_head] @ query[row, head] * scale
+            if variant.softcap:
+                scores = variant.softcap * np.tanh(scores / variant.softcap)
+            if slopes is not None:
+                scores = scores - slopes[head] * (position - seen)
+            top = scores.max() if sinks is None else max(scores.max(), sinks[head])
+            weights = np.exp(scores - top)
+            total = weights.sum() + (0.0 if sinks is None else np.exp(sinks[head] - top))
+            out[row, head] = weights @ values[seen, kv_head] / total
+    return out
+
+
+def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
+    if variant.feature:
+        subject.need(feature=variant.feature)
+    if variant.softcap:
+        subject.need(feature="softcap")
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    size, heads, kv_heads, head_dim = subject.block_size, variant.num_heads, variant.num_kv_heads, variant.head_dim
+    lens = np.array([seq_len for _, seq_len in variant.requests], np.int32)
+    counts = np.array([count for count, _ in variant.requests], np.int32)
+    needed = -(-lens // size)
+    num_blocks = int(needed.sum()) + 5
+    cache = ops.new_kv_cache(
+        num_blocks=num_blocks,
+        block_size=size,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=subject.place,
+    )
+
+    def activation(*shape: int) -> Value:
+        return Value("activation", rng.standard_normal(shape).astype(np.float32))
+
+    # Every slot starts as NaN: reading one that was never written shows in the result.
+    every_slot = np.arange(num_blocks * size, dtype=np.int32)
+    poison = to_array(
+        ops, Value("activation", np.full((len(every_slot), kv_heads, head_dim), np.nan, np.float32)), dtype
+    )
+    cache = ops.write_kv(cache, poison, poison, ops.to_device(every_slot))
+
+    # Blocks at random, the table padded with -1; blocks that left the window are stale.
+    ids = rng.permutation(np.arange(1, num_blocks))
+    table = np.full((len(lens), int(needed.max()) + 1), -1, np.int32)
+    slots = []
+    for row, (seq_len, blocks) in enumerate(zip(lens, needed, strict=True)):
+        own, ids = ids[:blocks], ids[blocks:]
+        table[row, :blocks] = own
+        positions = np.arange(seq_len)
+        slots.append((own[positions // size] * size + positions % size).astype(np.int32))
+    key, value = (to_array(ops, activation(int(lens.sum()), kv_heads, head_dim), dtype) for _ in range(2))
+    all_slots = np.concatenate(slots)
+    order = rng.permutation(len(all_slots)).astype(np.int32)
+    shuffle = ops.to_device(order)
+    cache = ops.write_kv(cache, ops.gather(key, shuffle), ops.gather(value, shuffle), ops.to_device(all_slots[order]))
+    # Padding: a slot of -1 must not land in a block that someone owns.
+    padding = to_array(ops, Value("activation", np.full((3, kv_heads, head_dim), np.nan, np.float32)), dtype)
+    cache = ops.write_kv(cache, padding, padding, ops.to_device(np.full(3, -1, np.int32)))
+    if variant.window:
+        for row, (count, seq_len) in enumerate(variant.requests):
+            stale = max(0, seq_len - count - variant.window + 1) // size
+            table[row, :stale] = ids[0]
+
+    query = to_array(ops, activation(int(counts.sum()), heads, head_dim), dtype)
+    sinks = rng.standard_normal(heads).astype(np.float32) if variant.sinks else None
+    slopes = (0.5 ** np.arange(1, heads + 1)).astype(np.float32) if variant.alibi else None
+    scale = head_dim**-0.5
+    result = ops.paged_attention(
+        query,
+        cache,
+        ops.to_device(np.cumsum([0, *counts]).astype(np.int32)),
+        ops.to_device(lens),
+        ops.to_device(table),
+        scale=scale,
+        window=variant.window,
+        softcap=variant.softcap,
+        sinks=None if sinks is None else ops.to_device(sinks),
+        alibi_slopes=None if slopes is None else ops.to_device(slopes),
+        max_query_len=int(counts.max()),
+        max_seq_len=int(lens.max()),
+    )
+    q, k, v = (to_numpy(ops, array) for array in (query, key, value))
+    expected = _expected(variant, q, k, v, scale, sinks, slopes)
+    error = compare(to_numpy(ops, result), expected, TOLERANCE[dtype], "attention")
+    return f"{len(lens)} requests, error {error:.1e}, allowed {TOLERANCE[dtype]:.0e}"
+
+
+def _expected(
+    variant: Variant,
+    query: npt.NDArray[np.float32],
+    key: npt.NDArray[np.float32],
+    value: npt.NDArray[np.float32],
+    scale: float,
+    sinks: npt.NDArray[np.float32] | None,
+    slopes: npt.NDArray[np.float32] | None,
+) -> Float64:
+    parts = []
+    q_start = k_start = 0
+    for count, seq_len in variant.requests:
+        parts.append(
+            dense_attention(
+                query[q_start : q_start + count].astype(np.float64),
+                key[k_start : k_start + seq_len].astype(np.float64),
+                value[k_start : k_start + seq_len].astype(np.float64),
+                variant,
+                scale=scale,
+                sinks=None if sinks is None else sinks.astype(np.float64),
+                slopes=None if slopes is None else slopes.astype(np.float64),
+            )
+        )
+        q_start, k_start = q_start + count, k_start + seq_len
+    return np.concatenate(parts)
+
+
+def _register() -> None:
+    for name, variant in VARIANTS.items():
+        for dtype in DTYPES:
+            meaning = "write_kv and paged_attention over random, poisoned blocks against dense float64 attention"
+            add_check(f"attention.{name}.{dtype}", meaning, partial(_check_attention, variant, dtype))
+
+
+_register()

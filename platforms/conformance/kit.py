@@ -1,0 +1,63 @@
+"""Runs the checks on a device, one by one, whatever a check does."""
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+
+from headrace.core.config import DeviceConfig, EngineConfig
+from headrace.core.conformance import Check
+from headrace.core.devices import open_device
+from headrace.core.errors import HeadraceError, Unsupported
+from headrace.core.plugin_loader import load_plugins
+
+from .registry import CHECKS, CheckSpec, Failed, NotSupported, Subject
+
+
+def all_checks() -> dict[str, CheckSpec]:
+    """Every check by name. Raises Unsupported without torch, which the definitions of the ops need."""
+    if find_spec("torch") is None:
+        raise Unsupported(
+            "the conformance kit compares with the definitions of the ops, which need torch",
+            remedies=["pip install 'headrace[torch]'"],
+        )
+    from . import attention_checks, model_checks, op_checks
+
+    assert attention_checks and model_checks and op_checks
+    return CHECKS
+
+
+def run(device: str, select: str, report: Callable[[str], None]) -> list[Check]:
+    """Run the checks whose names contain `select`. Raises DeviceUnavailable, Unsupported and PluginError."""
+    chosen = [spec for name, spec in all_checks().items() if select in name]
+    results: list[Check] = []
+    for result in run_checks(device, chosen):
+        results.append(result)
+        report(f"{result.outcome:12} {result.name:34} {result.detail}")
+    return results
+
+
+def run_checks(device: str, chosen: list[CheckSpec]) -> Iterator[Check]:
+    """Open the device, run checks on it, close it."""
+    plugins = load_plugins()
+    opened = open_device(EngineConfig(device=DeviceConfig(device=device)), plugins)
+    subject = Subject(opened, plugins)
+    try:
+        for spec in chosen:
+            yield run_check(spec, subject)
+    finally:
+        opened.close()
+
+
+def run_check(spec: CheckSpec, subject: Subject) -> Check:
+    """One check's result; an exception of any kind is one."""
+    try:
+        return Check(name=spec.name, outcome="passed", detail=spec.run(subject))
+    except (NotSupported, Unsupported, NotImplementedError) as error:
+        return Check(name=spec.name, outcome="unsupported", detail=str(error) or "not implemented")
+    except Failed as error:
+        return Check(name=spec.name, outcome="failed", detail=str(error))
+    except HeadraceError as error:
+        return Check(name=spec.name, outcome="failed", detail=error.reason)
+    except Exception as error:  # noqa: BLE001 - a device that raises has failed the check
+        return Check(name=spec.name, outcome="failed", detail=f"{type(error).__name__}: {error}")
+    finally:
+        subject.release()

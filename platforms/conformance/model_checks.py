@@ -1,0 +1,252 @@
+"""A whole runner: a tiny model's tokens, however a request is cut into steps, and what memory does meanwhile."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from headrace.core.errors import OutOfMemory
+from headrace.core.models.spec import ModelSpec
+from headrace.core.self_test import Driver, nmse, tiny_spec
+from headrace.core.units import format_bytes
+
+from .registry import DTYPES, Failed, NotSupported, Subject, add_check, check
+
+LENGTHS = (1, 16, 17, 40, 75)
+NUM_TOKENS = 12
+MODEL_TOLERANCE = {"float32": 1e-9, "float16": 1e-4, "bfloat16": 5e-3}
+"""Normalised mean square error of log probabilities against float64: errors add up over the layers."""
+SLACK_BYTES = 8 << 20
+"""What an allocator may round up, and what a process may grow by for reasons of its own."""
+SPECS: dict[str, tuple[Callable[[], ModelSpec], tuple[str, ...]]] = {
+    "plain": (tiny_spec, ()),
+    "window": (partial(tiny_spec, window=24), ("sliding_window",)),
+    "softcap": (partial(tiny_spec, softcap=2.0), ("softcap",)),
+}
+"""Models by name, and the features that each needs."""
+
+
+def _prompt(length: int, seed: int = 0) -> list[int]:
+    return [int(token_id) for token_id in np.random.default_rng(seed + length).integers(0, 211, length)]
+
+
+def _same(got: object, want: object, what: str) -> None:
+    if got != want:
+        raise Failed(f"{what}: {got}, expected {want}")
+
+
+def _check_greedy(name: str, subject: Subject) -> str:
+    make, features = SPECS[name]
+    for feature in features:
+        subject.need(feature=feature)
+    spec = make()
+    driver = Driver(*subject.runner(spec))
+    oracle = Driver(*subject.reference_runner(spec), seed=1)
+    for length in LENGTHS:
+        prompt = _prompt(length)
+        want, got = oracle.generate(prompt, NUM_TOKENS), driver.generate(prompt, NUM_TOKENS)
+        _same(got, want, f"prompt of {length}")
+    return f"{len(LENGTHS)} prompts, {NUM_TOKENS} tokens each, equal to the reference"
+
+
+def _check_logprobs(dtype: str, subject: Subject) -> str:
+    spec = tiny_spec()
+    driver = Driver(*subject.runner(spec, dtype=dtype))
+    oracle = Driver(*subject.reference_runner(spec, dtype="float64"), seed=1)
+    rows = {driver.add(_prompt(length)): length for length in LENGTHS}
+    for length in LENGTHS:
+        oracle.add(_prompt(length))
+    got = driver.step(rows, num_logprobs=spec.vocab_size).logprobs
+    want = oracle.step(rows, num_logprobs=spec.vocab_size).logprobs
+    if got is None or want is None:
+        raise Failed("no log probabilities came")
+    for name, array in (("chosen", got.chosen), ("ranks", got.ranks)):
+        _same(array.shape, (len(rows),), f"shape of {name}")
+    for name, array in (("top_ids", got.top_ids), ("top_values", got.top_values)):
+        _same(array.shape, (len(rows), spec.vocab_size), f"shape of {name}")
+    by_token = [np.take_along_axis(a.top_values, np.argsort(a.top_ids, -1), -1) for a in (got, want)]
+    error = nmse(*by_token)
+    if not error <= MODEL_TOLERANCE[dtype]:
+        raise Failed(f"error {error:.1e}, allowed {MODEL_TOLERANCE[dtype]:.0e}")
+    return f"{len(rows)} prompts, error {error:.1e}, allowed {MODEL_TOLERANCE[dtype]:.0e}"
+
+
+@check("model.chunked")
+def check_chunked(subject: Subject) -> str:
+    """A prompt computed in chunks gives the tokens of the whole prompt."""
+    driver = Driver(*subject.runner(tiny_spec()))
+    prompt = _prompt(75)
+    whole = driver.generate(prompt, NUM_TOKENS)
+    for chunk in (1, 3, 16, 50):
+        _same(driver.generate(prompt, NUM_TOKENS, chunk=chunk), whole, f"chunks of {chunk}")
+        driver.remove_all()
+    return "chunks of 1, 3, 16 and 50"
+
+
+@check("model.batch")
+def check_batch(subject: Subject) -> str:
+    """Prompts, chunks and decodes in one step give each request what it gets alone."""
+    driver = Driver(*subject.runner(tiny_spec()))
+    prompts = [_prompt(length) for length in LENGTHS]
+    alone = []
+    for prompt in prompts:
+        alone.append(driver.generate(prompt, NUM_TOKENS))
+        driver.remove_all()
+    # Request i joins at step i, and its prompt is computed at most 9 tokens a step.
+    for step in range(200):
+        if step < len(prompts):
+            driver.add(prompts[step])
+        left = {
+            i: len(r.token_ids) - r.num_computed
+            for i, r in enumerate(driver.requests)
+            if len(r.token_ids) < len(prompts[i]) + NUM_TOKENS
+        }
+        if not left:
+            break
+        driver.step({i: min(count, 9) for i, count in left.items()})
+    for request, prompt, want in zip(driver.requests, prompts, alone, strict=True):
+        _same(request.token_ids[len(prompt) :], want, f"prompt of {len(prompt)} in a batch")
+    return f"{len(prompts)} requests joining one by one"
+
+
+@check("model.dirty_blocks")
+def check_dirty_blocks(subject: Subject) -> str:
+    """Blocks that other requests have used give the same tokens as fresh ones."""
+    runner, config = subject.runner(tiny_spec(window=24) if _has_window(subject) else tiny_spec())
+    driver = Driver(runner, config, num_blocks=14)
+    prompt = _prompt(60)
+    fresh = driver.generate(prompt, NUM_TOKENS)
+    for round_ in range(6):
+        driver.remove_all()
+        driver.generate(_prompt(90, seed=round_), 3)
+        driver.remove_all()
+        _same(driver.generate(prompt, NUM_TOKENS), fresh, f"round {round_}")
+    return "6 rounds over 13 blocks"
+
+
+@check("model.seeds")
+def check_seeds(subject: Subject) -> str:
+    """A seed gives the reference's tokens, alone and in a batch; another seed gives others."""
+    spec = tiny_spec()
+    driver = Driver(*subject.runner(spec))
+    oracle = Driver(*subject.reference_runner(spec), seed=1)
+    prompt = _prompt(20)
+
+    def sampled(tried: Driver, seeds: list[int]) -> list[list[int]]:
+        tried.remove_all()
+        rows = [tried.add(prompt, temperature=1.0, seed=seed) for seed in seeds]
+        tried.step({row: len(prompt) for row in rows})
+        for _ in range(NUM_TOKENS - 1):
+            tried.step({row: 1 for row in rows})
+        return [tried.requests[row].token_ids[len(prompt) :] for row in rows]
+
+    [alone] = sampled(driver, [7])
+    batch = sampled(driver, [1, 7, -5, 7])
+    _same(batch[1], alone, "seed 7 in a batch")
+    _same(batch[3], alone, "seed 7 twice in a batch")
+    if batch[0] == alone or batch[2] == alone:
+        raise Failed("other seeds gave the same tokens")
+    _same(batch, sampled(oracle, [1, 7, -5, 7]), "the reference's samples")
+    return f"3 seeds, {NUM_TOKENS} tokens each"
+
+
+@check("model.run_ahead")
+def check_run_ahead(subject: Subject) -> str:
+    """A step that begins before the last one's tokens are known computes the same tokens."""
+    depth = subject.device.caps.depth
+    if not depth:
+        raise NotSupported("depth 0: no step begins before the last one's result is read")
+    driver = Driver(*subject.runner(tiny_spec()))
+    prompts = [_prompt(5), _prompt(20)]
+    alone = [driver.generate(prompt, NUM_TOKENS) for prompt in prompts]
+    driver.remove_all()
+    rows = [driver.add(prompt) for prompt in prompts]
+    pending = [driver.submit({row: len(prompts[row]) for row in rows})]
+    found: list[list[int]] = []
+    while len(found) < NUM_TOKENS:
+        while len(pending) <= depth and len(found) + len(pending) < NUM_TOKENS:
+            pending.append(driver.submit({row: 1 for row in rows}))
+        found.append(pending.pop(0).result().token_ids.tolist())
+    _same([list(column) for column in zip(*found, strict=True)], alone, f"depth {depth}")
+    return f"{NUM_TOKENS} tokens of 2 requests, {depth} steps ahead"
+
+
+@check("memory.kv_plan")
+def check_kv_plan(subject: Subject) -> str:
+    """KV blocks take no more memory than the plan said."""
+    runner, config = subject.runner(tiny_spec())
+    Driver(runner, config, num_blocks=4)
+    block_bytes = sum(runner.kv_plan().block_bytes)
+    num_blocks = (64 << 20) // block_bytes
+    before = runner.memory().used_bytes
+    runner.kv_init([num_blocks] * len(config.groups))
+    used, planned = runner.memory().used_bytes - before, num_blocks * block_bytes
+    if used > planned * 1.02 + SLACK_BYTES:
+        raise Failed(f"{num_blocks} blocks took {format_bytes(used)}, planned {format_bytes(planned)}")
+    return f"{num_blocks} blocks: planned {format_bytes(planned)}, took {format_bytes(used)}"
+
+
+@check("memory.out_of_memory")
+def check_out_of_memory(subject: Subject) -> str:
+    """A KV cache that cannot fit raises OutOfMemory, and the runner works on with a smaller one."""
+    runner, config = subject.runner(tiny_spec())
+    prompt = _prompt(20)
+    want = Driver(runner, config).generate(prompt, 4)
+    # 16 PiB: more than the address space of today's processors.
+    num_blocks = (1 << 54) // sum(runner.kv_plan().block_bytes)
+    try:
+        runner.kv_init([num_blocks] * len(config.groups))
+    except OutOfMemory as error:
+        _same(Driver(runner, config).generate(prompt, 4), want, "tokens after it")
+        return f"said: {error.reason[:80]}"
+    raise Failed(f"{num_blocks} blocks were allocated")
+
+
+@check("memory.leak")
+def check_leak(subject: Subject) -> str:
+    """200 steps of mixed requests leave memory where it was."""
+    runner, config = subject.runner(tiny_spec())
+    driver = Driver(runner, config)
+
+    def rounds(count: int) -> None:
+        for seed in range(count):
+            driver.remove_all()
+            rows = [driver.add(_prompt(30, seed)), driver.add(_prompt(9, seed))]
+            driver.step({rows[0]: 30, rows[1]: 5})
+            driver.step({rows[0]: 1, rows[1]: 4})
+            for _ in range(8):
+                driver.step({row: 1 for row in rows})
+
+    rounds(5)
+    before = runner.memory().used_bytes
+    rounds(20)
+    grown = runner.memory().used_bytes - before
+    if grown > SLACK_BYTES:
+        raise Failed(f"{format_bytes(grown)} more after 200 steps")
+    return f"{format_bytes(max(grown, 0))} more after 200 steps"
+
+
+@check("runner.close")
+def check_close(subject: Subject) -> str:
+    """A runner may be closed twice."""
+    runner, config = subject.runner(tiny_spec())
+    Driver(runner, config).generate(_prompt(3), 2)
+    runner.close()
+    runner.close()
+    return "closed twice"
+
+
+def _has_window(subject: Subject) -> bool:
+    return "sliding_window" in subject.device.caps.features
+
+
+def _register() -> None:
+    for name in SPECS:
+        meaning = "greedy tokens of a tiny model equal to the reference's"
+        add_check(f"model.greedy.{name}", meaning, partial(_check_greedy, name))
+    for dtype in DTYPES:
+        meaning = "log probabilities of every token of the vocabulary against the reference in float64"
+        add_check(f"model.logprobs.{dtype}", meaning, partial(_check_logprobs, dtype))
+
+
+_register()

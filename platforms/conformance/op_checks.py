@@ -1,0 +1,404 @@
+"""Each op against its definition in float64, by dtype, over odd, empty and large shapes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.core.ops import OpTable
+from headrace.core.self_test import TOLERANCE, nmse
+from headrace.core.weights.dequantize import to_float32
+from headrace.core.weights.source import HostTensor
+
+from .registry import DTYPES, Failed, Subject, add_check
+
+Rng = np.random.Generator
+HostArray = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array argument. activation: in the dtype under test; float32: always so; index: int32."""
+
+    kind: Literal["activation", "float32", "index"]
+    array: HostArray
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call of an op: arguments in order, keywords, and a name for messages.
+
+    exact_inputs: the definition is run in float32 like the op, because its own rounding is part of it.
+    """
+
+    what: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    exact_inputs: bool = False
+
+
+ROWS = (0, 1, 3, 17, 130)
+"""Token counts: none, one, odd, across a vector's end, large."""
+WIDTHS = (1, 7, 64, 576)
+
+
+def _x(rng: Rng, *shape: int) -> Value:
+    return Value("activation", rng.standard_normal(shape).astype(np.float32))
+
+
+def _f32(rng: Rng, *shape: int) -> Value:
+    return Value("float32", rng.standard_normal(shape).astype(np.float32))
+
+
+def _index(array: npt.ArrayLike) -> Value:
+    return Value("index", np.asarray(array, np.int32))
+
+
+# ---- the cases of each op -----------------------------------------------------------------------------------
+def _rms_norm(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for width in WIDTHS:
+            yield Case(f"[{rows}, {width}]", [_x(rng, rows, width), _f32(rng, width)], {"eps": 1e-5})
+    yield Case("per head", [_x(rng, 5, 3, 64), _f32(rng, 64)], {"eps": 1e-6})
+    yield Case("no weight", [_x(rng, 4, 33), None], {"eps": 1e-6})
+
+
+def _add_rms_norm(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for width in WIDTHS:
+            args = [_x(rng, rows, width), _x(rng, rows, width), _f32(rng, width)]
+            yield Case(f"[{rows}, {width}]", args, {"eps": 1e-5})
+    yield Case("no weight", [_x(rng, 4, 33), _x(rng, 4, 33), None], {"eps": 1e-6})
+
+
+def _layer_norm(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for width in WIDTHS[1:]:
+            args = [_x(rng, rows, width), _f32(rng, width), _f32(rng, width)]
+            yield Case(f"[{rows}, {width}]", args, {"eps": 1e-5})
+    yield Case("no weight, no bias", [_x(rng, 4, 33), None, None], {"eps": 1e-5})
+
+
+def _rotary_angles(rng: Rng) -> Iterator[Case]:
+    inv_freq = (1e4 ** (-np.arange(16, dtype=np.float32) / 16)).astype(np.float32)
+    for positions in ([], [0], [0, 1, 2, 8191, 131071]):
+        args = [_index(positions), Value("float32", inv_freq[None]), Value("float32", np.ones(1, np.float32))]
+        yield Case(f"positions {positions}", args, exact_inputs=True)
+    tables = Value("float32", np.stack([inv_freq, inv_freq / 4]))
+    factors = Value("float32", np.array([1.0, 1.19], np.float32))
+    yield Case("two variants", [_index([5, 4000, 9]), tables, factors, _index([1, 0, 1])], exact_inputs=True)
+
+
+def _rope(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for heads, head_dim, rotary_dim in ((1, 16, 16), (3, 64, 64), (4, 80, 32)):
+            angles = rng.uniform(0, 6.28, (rows, rotary_dim // 2)).astype(np.float32)
+            turns = [Value("float32", np.cos(angles)), Value("float32", np.sin(angles))]
+            for interleaved in (False, True):
+                what = f"[{rows}, {heads}, {head_dim}] rotary {rotary_dim} interleaved {interleaved}"
+                yield Case(what, [_x(rng, rows, heads, head_dim), *turns], {"interleaved": interleaved})
+
+
+def _pairwise(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for width in WIDTHS:
+            yield Case(f"[{rows}, {width}]", [_x(rng, rows, width), _x(rng, rows, width)])
+
+
+def _with_number(number: float, rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for width in WIDTHS:
+            yield Case(f"[{rows}, {width}]", [_x(rng, rows, width), number])
+
+
+def _activations(columns: int, rng: Rng) -> Iterator[Case]:
+    for activation in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"):
+        for rows in ROWS:
+            for width in WIDTHS:
+                what = f"{activation} [{rows}, {columns * width}]"
+                yield Case(what, [_x(rng, rows, columns * width)], {"activation": activation})
+
+
+def _split(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        yield Case(f"{rows} rows", [_x(rng, rows, 64 + 7 + 1), (64, 7, 1)])
+
+
+def _split_heads(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        yield Case(f"{rows} rows", [_x(rng, rows, 3 * 80)], {"head_dim": 80})
+
+
+def _merge_heads(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        yield Case(f"{rows} rows", [_x(rng, rows, 3, 80)])
+
+
+def _gather(rng: Rng) -> Iterator[Case]:
+    for count in ROWS:
+        yield Case(f"{count} of 9 rows", [_x(rng, 9, 65), _index(rng.integers(0, 9, count))])
+
+
+def _cast(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        yield Case(f"{rows} rows", [_x(rng, rows, 33)], {"dtype": "float32"})
+
+
+def _apply_token_mask(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS[1:]:
+        for vocab_size in (31, 32, 1000):
+            words = rng.integers(-(2**31), 2**31, (rows, -(-vocab_size // 32)))
+            yield Case(f"[{rows}, {vocab_size}]", [_f32(rng, rows, vocab_size), _index(words)])
+
+
+def _add_logit_bias(rng: Rng) -> Iterator[Case]:
+    values = Value("float32", np.array([2.5, -np.inf, -1.0, 0.5], np.float32))
+    yield Case("bias and ban", [_f32(rng, 3, 97), _index([0, 0, 2, 2]), _index([96, 3, 0, 1]), values])
+    none = [_index([]), _index([]), Value("float32", np.zeros(0, np.float32))]
+    yield Case("nothing", [_f32(rng, 3, 97), *none])
+
+
+def _apply_penalties(rng: Rng) -> Iterator[Case]:
+    rows, tokens, counts = [0, 0, 1, 2, 2], [5, 96, 0, 5, 6], [0, 3, 1, 2, 0]
+    strengths = [np.array(values, np.float32) for values in ([1.3, 1.0, 0.8], [0.5, -0.5, 0.0], [0.2, 0.0, -1.0])]
+    args = [_f32(rng, 3, 97), *map(_index, (rows, tokens, counts)), *(Value("float32", s) for s in strengths)]
+    yield Case("three rows", args)
+
+
+def _logprobs(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for num_logprobs in (0, 1, 20):
+            args = [_f32(rng, rows, 301), _index(rng.integers(0, 301, rows))]
+            yield Case(f"[{rows}, 301] top {num_logprobs}", args, {"num_logprobs": num_logprobs})
+
+
+def _sample(rng: Rng) -> Iterator[Case]:
+    rows, vocab_size = 40, 1009
+    logits = rng.standard_normal((rows, vocab_size)).astype(np.float32) * 3
+    logits[0] = 0.0  # all equal: the lowest token id wins
+    base = [Value("float32", logits), _index(rng.integers(-(2**31), 2**31, rows)), _index(np.arange(rows) * 37)]
+    warm = np.linspace(0, 2, rows, dtype=np.float32)
+    top_k = np.array([0, 1, 5, vocab_size] * 10)
+    top_p = np.tile(np.array([1.0, 0.9, 0.5, 0.01], np.float32), 10)
+    min_p = np.tile(np.array([0.0, 0.05, 0.5, 1.0], np.float32), 10)
+    yield Case("greedy", [*base, None, None, None, None], exact_inputs=True)
+    yield Case("temperature", [*base, Value("float32", warm), None, None, None], exact_inputs=True)
+    for name, arguments in (
+        ("top_k", [_index(top_k), None, None]),
+        ("top_p", [None, Value("float32", top_p), None]),
+        ("min_p", [None, None, Value("float32", min_p)]),
+        ("all", [_index(top_k), Value("float32", top_p[::-1].copy()), Value("float32", min_p)]),
+    ):
+        yield Case(name, [*base, Value("float32", warm), *arguments], exact_inputs=True)
+
+
+def _recall_tokens(rng: Rng) -> Iterator[Case]:
+    yield Case("mixed", [_index([4, -1, 7, -1]), _index([10, 11, 12]), _index([0, 2, 1, 0])])
+
+
+_BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "layer_norm": _layer_norm,
+    "rope": _rope,
+    "add": _pairwise,
+    "scale": partial(_with_number, 11.3137),
+    "softcap": partial(_with_number, 1.5),
+    "act": partial(_activations, 1),
+    "act_mul": partial(_activations, 2),
+    "split": _split,
+    "split_heads": _split_heads,
+    "merge_heads": _merge_heads,
+    "gather": _gather,
+    "cast": _cast,
+}
+_FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
+    "rotary_angles": _rotary_angles,
+    "apply_token_mask": _apply_token_mask,
+    "add_logit_bias": _add_logit_bias,
+    "apply_penalties": _apply_penalties,
+    "logprobs": _logprobs,
+    "sample": _sample,
+    "recall_tokens": _recall_tokens,
+}
+"""Ops that take float32 or int32 only, whatever the model's dtype."""
+
+
+# ---- running and comparing ----------------------------------------------------------------------------------
+def _check_op(op: str, dtype: str, cases: Callable[[Rng], Iterator[Case]], subject: Subject) -> str:
+    ops = subject.ops(dtype)
+    count, worst = 0, 0.0
+    for case in cases(np.random.default_rng(0)):
+        arguments = [to_array(ops, value, dtype) for value in case.args]
+        before = [to_numpy(ops, array) for array in arguments if _is_array(array)]
+        results = getattr(ops, op)(*arguments, **case.kwargs)
+        after = [to_numpy(ops, array) for array in arguments if _is_array(array)]
+        if any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True)):
+            raise Failed(f"{case.what}: it changed its arguments")
+        wide = torch.float32 if case.exact_inputs else torch.float64
+        expected = getattr(OpTable, op)(
+            *(_wide(ops, array, wide) if _is_array(array) else array for array in arguments), **case.kwargs
+        )
+        got, want = (_flat(value) for value in (results, expected))
+        for result, definition in zip(got, want, strict=True):
+            error = compare(to_numpy(ops, result), definition.numpy(), TOLERANCE[dtype], case.what)
+            worst = max(worst, error)
+        count += 1
+    return f"{count} cases, worst error {worst:.1e}, allowed {TOLERANCE[dtype]:.0e}"
+
+
+def compare(got: HostArray, want: HostArray, tolerance: float, what: str) -> float:
+    """The error of a result; raises Failed if shape, integers, infinities or the mean square error are wrong."""
+    if got.shape != want.shape:
+        raise Failed(f"{what}: shape {got.shape}, expected {want.shape}")
+    if want.dtype.kind in "iu":
+        if not np.array_equal(got, want):
+            place = tuple(int(i) for i in np.argwhere(got != want)[0])
+            raise Failed(f"{what}: {got[place]} at {place}, expected {want[place]}")
+        return 0.0
+    infinite = np.isinf(want)
+    if not np.array_equal(got[infinite], want[infinite].astype(got.dtype)):
+        raise Failed(f"{what}: infinities stand at other places")
+    error = nmse(got[~infinite], want[~infinite])
+    if not error <= tolerance:
+        raise Failed(f"{what}: error {error:.1e}, allowed {tolerance:.0e}")
+    return error
+
+
+def to_array(ops: OpTable, value: Any, dtype: str) -> Any:
+    """A Value on the device; anything else as it is."""
+    if not isinstance(value, Value):
+        return value
+    array = ops.to_device(value.array)
+    return ops.cast(array, dtype=dtype) if value.kind == "activation" else array
+
+
+def to_numpy(ops: OpTable, array: Any) -> HostArray:
+    """A device array on the host, activations as float32."""
+    plain: HostArray = ops.to_host(ops.cast(array, dtype="float32")) if _is_narrow(array) else ops.to_host(array)
+    return plain
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _is_narrow(array: Any) -> bool:
+    return str(array.dtype).removeprefix("torch.") in ("bfloat16", "float16")
+
+
+def _wide(ops: OpTable, array: Any, dtype: torch.dtype) -> torch.Tensor:
+    tensor = torch.from_numpy(np.array(to_numpy(ops, array)))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _flat(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+# ---- ops that need their own way ----------------------------------------------------------------------------
+def _host_tensor(rng: Rng, rows: int, columns: int, dtype: str) -> HostTensor:
+    values = torch.from_numpy(rng.standard_normal((rows, columns)).astype(np.float32)) / columns**0.5
+    if dtype == "q8_0":
+        blocks = np.empty((rows, columns // 32, 34), np.uint8)
+        scales = rng.uniform(0.001, 0.01, (rows, columns // 32, 1)).astype(np.float16)
+        blocks[..., :2] = scales.view(np.uint8).reshape(rows, columns // 32, 2)
+        blocks[..., 2:] = rng.integers(0, 256, (rows, columns // 32, 32))
+        data: HostArray = blocks.reshape(rows, -1)
+    elif dtype == "bfloat16":
+        data = values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    else:
+        data = values.numpy().astype(dtype)
+    return HostTensor(name="weight", dtype=dtype, shape=(rows, columns), data=data)
+
+
+def _rounded(tensors: Sequence[HostTensor], dtype: str) -> torch.Tensor:
+    """The stacked weight in float64, rounded to `dtype` first as the definition does."""
+    whole = torch.from_numpy(np.concatenate([to_float32(tensor) for tensor in tensors]))
+    return whole.to(getattr(torch, dtype)).to(torch.float64)
+
+
+def _check_linear(dtype: str, subject: Subject) -> str:
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    count, worst = 0, 0.0
+    for stored in ("float32", "bfloat16", "float16", "q8_0"):
+        for rows, columns in (((1,), 32), ((7, 64, 3), 96), ((300,), 1056)):
+            tensors = [_host_tensor(rng, part, columns, stored) for part in rows]
+            weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
+            for num_tokens in ROWS:
+                bias = _f32(rng, sum(rows)) if num_tokens % 2 else None
+                x = to_array(ops, _x(rng, num_tokens, columns), dtype)
+                result = ops.linear(x, weight, to_array(ops, bias, dtype))
+                expected = _wide(ops, x, torch.float64) @ _rounded(tensors, dtype).T
+                if bias is not None:
+                    expected = expected + torch.from_numpy(bias.array.astype(np.float64))
+                what = f"{stored} [{sum(rows)}, {columns}] x {num_tokens} tokens"
+                # A kernel that multiplies quantized blocks may quantize the activations to 8 bits too.
+                allowed = max(TOLERANCE[dtype], 5e-4 if stored in subject.device.caps.schemes else 0)
+                worst = max(worst, compare(to_numpy(ops, result), expected.numpy(), allowed, what))
+                count += 1
+    return f"{count} cases, worst error {worst:.1e}"
+
+
+def _check_embedding(dtype: str, subject: Subject) -> str:
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    for stored in ("float32", "bfloat16", "q8_0"):
+        tensors = [_host_tensor(rng, 77, 96, stored)]
+        weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
+        for num_tokens in ROWS:
+            token_ids = rng.integers(0, 77, num_tokens).astype(np.int32)
+            result = to_numpy(ops, ops.embedding(ops.to_device(token_ids), weight))
+            expected = _rounded(tensors, dtype)[torch.from_numpy(token_ids).long()]
+            compare(result, expected.numpy(), TOLERANCE[dtype], f"{stored}, {num_tokens} tokens")
+    return "3 stored dtypes"
+
+
+def _check_upload(dtype: str, subject: Subject) -> str:
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    for stored in ("float32", "bfloat16", "float16"):
+        tensor = _host_tensor(rng, 5, 33, stored)
+        result = to_numpy(ops, ops.upload(tensor, dtype=dtype, device=subject.place))
+        compare(result, _rounded([tensor], dtype).numpy(), TOLERANCE[dtype], stored)
+    return "3 stored dtypes"
+
+
+def _check_transfer(subject: Subject) -> str:
+    ops = subject.ops("float32")
+    for array in (np.arange(-3, 9, dtype=np.int32), np.ones((0, 4), np.float32), np.ones((3, 5), np.float32)):
+        sent = ops.to_device(array)
+        kept = array.copy()
+        array += 1
+        if not np.array_equal(ops.to_host(sent), kept):
+            raise Failed(f"{kept.dtype} {kept.shape} came back changed, or the device reads the caller's memory")
+    return "3 arrays there and back"
+
+
+def _check_remember_tokens(subject: Subject) -> str:
+    ops = subject.ops("float32")
+    last = ops.to_device(np.arange(6, dtype=np.int32))
+    slots, token_ids = ops.to_device(np.array([4, 0], np.int32)), ops.to_device(np.array([70, 71], np.int32))
+    last = ops.remember_tokens(last, slots, token_ids)
+    compare(ops.to_host(last), np.array([71, 1, 2, 3, 70, 5], np.int32), 0.0, "last tokens")
+    return "2 of 6 slots"
+
+
+def _register() -> None:
+    for op, cases in _BY_DTYPE.items():
+        for dtype in DTYPES:
+            add_check(f"ops.{op}.{dtype}", f"{op} against its definition", partial(_check_op, op, dtype, cases))
+    for op, cases in _FLOAT32.items():
+        add_check(f"ops.{op}", f"{op} against its definition", partial(_check_op, op, "float32", cases))
+    for dtype in DTYPES:
+        meaning = "packed weights of each stored dtype, stacked parts, bias, against float64"
+        add_check(f"ops.linear.{dtype}", meaning, partial(_check_linear, dtype))
+        add_check(f"ops.embedding.{dtype}", "rows of a packed weight", partial(_check_embedding, dtype))
+        add_check(f"ops.upload.{dtype}", "a vector on the device in another dtype", partial(_check_upload, dtype))
+    add_check("ops.transfer", "arrays there and back; the caller's memory may be reused at once", _check_transfer)
+    add_check("ops.remember_tokens", "what each slot sampled last", _check_remember_tokens)
+
+
+_register()
