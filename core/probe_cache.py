@@ -12,6 +12,7 @@ from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 
+from .cache import cache_folder
 from .platform import API, Status
 from .probe_process import Outcome
 
@@ -19,14 +20,6 @@ TIMEOUT_VERDICT_S = 3600.0
 """Seconds that a time-out is believed: the machine may just have been busy."""
 
 _log = logging.getLogger(__name__)
-
-
-def cache_dir() -> Path:
-    """Where headrace keeps what it can make again: HEADRACE_CACHE, else below XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("HEADRACE_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "headrace"
 
 
 def fingerprint(distribution: Distribution, target: str) -> str:
@@ -75,7 +68,7 @@ def _file(distribution: str, plugin: str) -> Path:
     # One file for each plugin and environment: a new verdict replaces the old one.
     environment = hashlib.sha256(f"{sys.prefix}\0{distribution}\0{plugin}".encode()).hexdigest()[:12]
     name = re.sub(r"[^A-Za-z0-9_-]", "_", f"{distribution}-{plugin}")[:80]
-    return cache_dir() / "plugins" / f"{name}-{environment}.json"
+    return cache_folder() / "plugins" / f"{name}-{environment}.json"
 
 
 def _module_files(package: str) -> Iterator[tuple[str, int, int]]:

@@ -121,7 +121,11 @@ class NullRunner(Runner):
         return np.where(first > 0, found, np.uint64(0))
 
     def _sample(self, logits: Hashes, batch: SamplingBatch) -> StepOutput:
-        hashes = _mix(logits if batch.rows is None else logits[batch.rows])
+        hashes = logits if batch.rows is None else logits[batch.rows]
+        if batch.temperature is not None:
+            seeds = _mix(np.asarray(batch.seeds).astype(np.uint64))
+            hashes = hashes + np.where(batch.temperature >= GREEDY_EPSILON, seeds, np.uint64(0))
+        hashes = _mix(hashes)
         token_ids = (hashes % np.uint64(self.config.spec.vocab_size)).astype(np.int32)
         self._last_tokens[batch.slots] = token_ids
         logprobs = self._uniform(token_ids, batch.num_logprobs) if batch.num_logprobs >= 0 else None
