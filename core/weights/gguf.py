@@ -87,7 +87,7 @@ class GGUFSource:
         """One tensor, a read-only view of the mapping (a copy if the file does not align it)."""
         entry = self._entries[name]
         info = entry.info
-        data: Any = entry.file.bytes[entry.begin : entry.begin + info.num_bytes]
+        data: Any = entry.file.view(entry.begin, info.num_bytes)
         if info.dtype in DTYPE_BYTES:
             data = data.view(numpy_dtype(info.dtype)).reshape(info.shape)
             if not data.flags.aligned:

@@ -11,17 +11,24 @@ from ..errors import WeightError
 Bytes = npt.NDArray[np.uint8]
 
 _LFS_POINTER = b"version https://git-lfs"
+_RESIDENT_BYTES = 64 << 20
+"""How much of a file may count as this process's memory at a time."""
 
 
 class MappedFile:
-    """Owns one mapping. Views of it stay valid after `close`: the memory is unmapped with the last of them."""
+    """Owns one mapping. Views of it stay valid after `close`: the memory is unmapped with the last of them.
 
-    __slots__ = ("_bytes", "_map", "path")
+    A file that is read once from end to end would count whole as the process's memory, beside the copy on the
+    device. So pages are given back to the system's cache on the way; a view that still needs them finds them there.
+    """
+
+    __slots__ = ("_bytes", "_map", "_num_viewed", "path")
 
     def __init__(self, path: Path) -> None:
         """Raises WeightError if the file cannot be opened, is empty, or is a Git LFS pointer."""
         self.path = path
         self._map: mmap.mmap | None = None
+        self._num_viewed = 0
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -39,6 +46,15 @@ class MappedFile:
         """The whole file, uint8 [size], read-only."""
         assert self._bytes is not None, f"{self.path} has been closed"
         return self._bytes
+
+    def view(self, begin: int, num_bytes: int) -> Bytes:
+        """A tensor's bytes, uint8 [num_bytes], read-only."""
+        data = self.bytes[begin : begin + num_bytes]
+        if self._num_viewed > _RESIDENT_BYTES and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+            self._num_viewed = 0
+        self._num_viewed += num_bytes
+        return data
 
     def error(self, what: str, *, tensor: str = "", remedies: tuple[str, ...] = ()) -> WeightError:
         """A WeightError that says `what` of this file (and tensor)."""

@@ -9,12 +9,12 @@ from .safetensors import SafetensorsSource
 from .source import WeightSource
 
 _FOLDER_FILES = (
-    "model.safetensors.index.json",
     "model.safetensors",
-    "pytorch_model.bin.index.json",
+    "model.safetensors.index.json",
     "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
 )
-"""What a model folder is searched for, best first."""
+"""What a model folder is searched for, in transformers' order."""
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth")
 
 

@@ -65,7 +65,7 @@ class SafetensorsSource:
         """One tensor, a read-only view of the mapping (a copy if the file does not align it)."""
         entry = self._entries[name]
         info = entry.info
-        data = entry.file.bytes[entry.begin : entry.begin + info.num_bytes].view(numpy_dtype(info.dtype))
+        data = entry.file.view(entry.begin, info.num_bytes).view(numpy_dtype(info.dtype))
         if not data.flags.aligned:
             data = data.copy()
         return HostTensor(

@@ -63,7 +63,7 @@ def test_no_such_path(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_weights_lists_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(WeightError, match=r"holds no weights; looked for model.safetensors.index.json, .*\.bin"):
+    with pytest.raises(WeightError, match=r"holds no weights; looked for model.safetensors, .*\.bin"):
         open_weights(tmp_path)
     write_gguf(tmp_path / "m.gguf")
     with pytest.raises(WeightError, match="holds GGUF files, which are passed by name: m.gguf") as caught:
@@ -75,3 +75,11 @@ def test_an_unknown_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.h5").write_bytes(b"HDF5")
     with pytest.raises(WeightError, match=r"weights.h5 is of no known weight format; known endings: .gguf"):
         open_weights(tmp_path / "weights.h5")
+
+
+def test_one_file_is_preferred_to_a_stale_index(tmp_path: Path) -> None:
+    save_file(ONE, tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"w": "model-00001-of-00002.safetensors"}}'
+    )
+    assert list(open_weights(tmp_path).names()) == ["w"]

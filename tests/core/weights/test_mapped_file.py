@@ -1,0 +1,47 @@
+"""A mapping gives its pages back while a file is read through, and its views stay right."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.weights import mapped_file
+from headrace.core.weights.mapped_file import MappedFile
+
+MIB = 2**20
+
+
+def file_pages() -> int:
+    """Bytes of files that count as this process's memory, as the kernel says."""
+    found = re.search(r"RssFile:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def test_reading_a_file_through_keeps_little_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_file, "_RESIDENT_BYTES", 4 * MIB)
+    path = tmp_path / "big"
+    content = np.arange(64 * MIB // 4, dtype=np.uint32)
+    content.tofile(path)
+    file = MappedFile(path)
+    first = file.view(0, MIB)
+    before, peak = file_pages(), 0
+    for begin in range(0, 64 * MIB, MIB):
+        part = file.view(begin, MIB).view(np.uint32)
+        assert part.sum(dtype=np.uint64) == content[begin // 4 : (begin + MIB) // 4].sum(dtype=np.uint64)
+        peak = max(peak, file_pages())
+    assert peak - before < 16 * MIB
+    np.testing.assert_array_equal(first.view(np.uint32), content[: MIB // 4])
+    file.close()
+
+
+def test_closing_unmaps_what_nobody_uses(tmp_path: Path) -> None:
+    path = tmp_path / "some"
+    path.write_bytes(b"x" * 4096)
+    file = MappedFile(path)
+    view = file.view(0, 10)
+    file.close()
+    assert str(path) in Path("/proc/self/maps").read_text() and view.tobytes() == b"x" * 10
+    del view
+    assert str(path) not in Path("/proc/self/maps").read_text()
