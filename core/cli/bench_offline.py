@@ -14,6 +14,7 @@ from ..errors import ConfigError
 from ..llm import LLM
 from ..sampling.params import SamplingParams
 from ..stages import EngineRequest, RequestOutput
+from .start import start_llm
 
 SHAPES: Mapping[str, Literal["sets", "single", "batch"]] = {
     "W1": "sets",
@@ -38,8 +39,7 @@ class BenchRequest:
 
 def open_llm(config: EngineConfig) -> LLM:
     """The engine as a benchmark wants it: token ids in and out."""
-    bare = replace(config, model=replace(config.model, skip_tokenizer_init=True))
-    return LLM.from_config(bare, report=_logger.info)
+    return start_llm(replace(config, model=replace(config.model, skip_tokenizer_init=True)))
 
 
 def check_requests(data: Any, where: str, *, nested: bool) -> Any:

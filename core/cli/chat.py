@@ -1,7 +1,6 @@
 """`headrace chat`: a conversation in the terminal, with a model in this process."""
 
 import dataclasses
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,13 @@ from ..errors import RequestError
 from .complete import check_sampling, write_stream
 from .exits import noted_interrupt
 from .options import engine_config, engine_options, sampling_options
+from .start import start_llm
 
 if TYPE_CHECKING:
     from ..llm import LLM
     from ..sampling.params import SamplingParams
     from ..stages import RequestOutput
 
-_logger = logging.getLogger(__name__)
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
 
 
@@ -35,9 +34,7 @@ def command(model: str | None, system: str | None, sampling: dict[str, Any], fla
     config = engine_config(flags, model=model)
     check_sampling(sampling)
 
-    from ..llm import LLM
-
-    with LLM.from_config(config, report=_logger.info) as llm:
+    with start_llm(config) as llm:
         if not llm.has_chat_template:
             raise RequestError(
                 f"{llm.built.model.name} has no chat template, so it cannot chat",

@@ -12,6 +12,7 @@ import click
 from ..errors import RequestError
 from .options import engine_config, engine_options, json_option, sampling_options
 from .output import print_json
+from .start import start_llm
 
 if TYPE_CHECKING:
     from ..stages import RequestOutput
@@ -42,9 +43,7 @@ def command(
     prompt = read_prompt(arguments[-1])
     check_sampling(sampling)
 
-    from ..llm import LLM
-
-    with LLM.from_config(config, report=_logger.info) as llm:
+    with start_llm(config) as llm:
         params = dataclasses.replace(llm.default_sampling_params, **sampling)
         use_template = llm.has_chat_template and not raw
         request = [{"role": "user", "content": prompt}] if use_template else prompt

@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     sys.unraisablehook = _on_unraisable
     debug = bool(os.environ.get("HEADRACE_DEBUG")) or "--debug" in arguments
     try:
-        from .main import command
+        from .commands import command
 
         context = command.make_context("headrace", list(arguments))
         with context:

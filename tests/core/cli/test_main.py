@@ -1,0 +1,310 @@
+"""The command line as a program: speed of --help, exit codes, error form, Ctrl-C, closed pipes."""
+
+import errno
+import importlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from headrace.core import errors
+from headrace.core.cli import exits
+from headrace.core.cli.commands import COMMANDS, LazyGroup
+
+PROGRAM = "from headrace.core.cli import main; main()"
+HEAVY = ("huggingface_hub", "jinja2", "numpy", "pluggy", "rich", "tokenizers", "torch", "transformers", "xxhash")
+
+
+def _run(*arguments: str, code: str = PROGRAM, **environ: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env={**os.environ, **environ}
+    )
+
+
+# ---- --help and --version -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["complete", "--help"], ["plan", "--help"], []])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = textwrap.dedent(f"""
+        import sys
+        from headrace.core.cli.exits import run
+        assert run({arguments!r}) == 0
+        loaded = {{name.partition(".")[0] for name in sys.modules}} & set({HEAVY!r})
+        loaded |= {{name for name in sys.modules if name.startswith(("headrace.platforms", "headrace.plugins"))}}
+        assert not loaded, loaded
+    """)
+    done = _run(code=code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.startswith(("Usage: headrace", "headrace "))
+
+
+def test_help_takes_less_than_150_ms() -> None:
+    """Of processor time, the best of five: the machine may be busy with something else."""
+
+    def children_s() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    seconds = []
+    for _ in range(5):
+        before = children_s()
+        assert _run("--help").returncode == 0
+        seconds.append(children_s() - before)
+    assert min(seconds) < 0.15, seconds
+
+
+def test_version_is_the_packages() -> None:
+    import headrace
+
+    assert _run("--version").stdout == f"headrace {headrace.__version__}\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_where_it_is_looked_for(name: str) -> None:
+    command = importlib.import_module(f"headrace.core.cli.{name}").command
+    assert isinstance(command, click.Command)
+    assert command.help, name
+    assert COMMANDS[name].endswith(".")
+
+
+def test_an_unknown_command_names_near_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.run(["modles"]) == 2
+    assert capsys.readouterr().err == "error: no command 'modles'; did you mean models?\n  try: headrace --help\n"
+
+
+def test_a_usage_error_points_to_the_commands_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.run(["version", "--jsn"]) == 2
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: no such option")
+    assert remedy == "  try: headrace version --help"
+
+
+# ---- errors -------------------------------------------------------------------------------------------------
+@pytest.fixture(autouse=True)
+def restore_handlers() -> Iterator[None]:
+    """`run` takes over SIGINT and the hook for unraisable exceptions; give them back."""
+    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    yield
+    signal.signal(signal.SIGINT, before)
+    sys.unraisablehook = hook
+    exits._Interrupt.pending = False
+
+
+@pytest.fixture
+def command_that_does(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], int]:
+    def run(body: Callable[[], object]) -> int:
+        command = click.Command("version", callback=body)
+        monkeypatch.setattr(LazyGroup, "get_command", lambda self, ctx, name: command)
+        return exits.run(["version"])
+
+    return run
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _documented_exit_codes() -> Iterator[tuple[str, int]]:
+    """The tree at the head of core/errors.py, read as text: class -> exit code, inherited from its parent."""
+    parents: list[tuple[int, int]] = []
+    for match in re.finditer(r"^([| -]*)(\w+) .*$", errors.__doc__ or "", re.MULTILINE):
+        depth = len(match[1])
+        code = re.search(r"exit code (\d)", match[0])
+        parents = [(d, c) for d, c in parents if d < depth]
+        if depth and (code or parents):
+            value = int(code[1]) if code else parents[-1][1]
+            parents.append((depth, value))
+            yield match[2], value
+
+
+@pytest.mark.parametrize(("name", "code"), list(_documented_exit_codes()))
+def test_exit_code_of_each_error(
+    name: str,
+    code: int,
+    command_that_does: Callable[[Callable[[], object]], int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    error = getattr(errors, name)("it broke at 5 of 7", remedies=["a", "b", "c", "d"])
+    assert command_that_does(lambda: _raise(error)) == code
+    assert capsys.readouterr().err == "error: it broke at 5 of 7\n  try: a  |  b  |  c\n"
+
+
+def test_the_error_tree_was_read() -> None:
+    found = dict(_documented_exit_codes())
+    classes = [value for value in vars(errors).values() if isinstance(value, type)]
+    ours = {kind.__name__ for kind in classes if issubclass(kind, errors.HeadraceError)}
+    assert set(found) == ours - {"HeadraceError"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason"),
+    [
+        (ValueError("bad"), 1, "error: internal error: ValueError: bad (test_main.py:"),
+        (AssertionError(), 1, "error: internal error: AssertionError:"),
+        (MemoryError(), 4, "error: the host is out of memory"),
+        (OSError(errno.ENOSPC, "No space", "/x/y"), 4, "error: no space left on the disk while writing /x/y"),
+        (SystemExit(7), 7, ""),
+        (KeyboardInterrupt(), 130, ""),
+        (BrokenPipeError(), 0, ""),
+    ],
+)
+def test_other_exceptions(
+    error: BaseException,
+    code: int,
+    reason: str,
+    command_that_does: Callable[[Callable[[], object]], int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exits, "_silence_stdout", lambda: None)
+    monkeypatch.delenv("HEADRACE_DEBUG", raising=False)
+    assert command_that_does(lambda: _raise(error)) == code
+    shown = capsys.readouterr().err
+    assert shown.startswith(reason)
+    assert bool(shown) == bool(reason)
+    assert "Traceback" not in shown
+
+
+def test_debug_shows_the_traceback(
+    command_that_does: Callable[[Callable[[], object]], int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADRACE_DEBUG", "1")
+    assert command_that_does(lambda: _raise(errors.ConfigError("wrong"))) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.endswith("error: wrong\n")
+
+
+# ---- Ctrl-C and closed pipes --------------------------------------------------------------------------------
+def _interrupted(code: str, *arguments: str, presses: int = 1) -> tuple[int, str, str]:
+    """Run a program until it prints READY to stderr, press Ctrl-C, and give what it left."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip() == "READY":
+            break
+    for _ in range(presses):
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(0.3)
+        except subprocess.TimeoutExpired:
+            continue
+    out, err = process.communicate(timeout=20)
+    return process.returncode, out, err
+
+
+READY = "import sys, time; sys.stderr.write('READY\\n'); sys.stderr.flush()"
+
+
+def test_interrupt_while_importing(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text(
+        f"{READY}\ntry:\n    time.sleep(20)\nexcept KeyboardInterrupt:\n    raise ImportError('half imported')\n"
+    )
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import headrace.core.cli.commands as commands
+commands.LazyGroup.get_command = lambda self, ctx, name: __import__("slow_module")
+{PROGRAM}
+"""
+    assert _interrupted(code, "complete", "x") == (130, "", "")
+
+
+@pytest.mark.parametrize("moment", ["load", "generation"])
+def test_interrupt_in(moment: str) -> None:
+    """A stand-in model that takes forever to load, or to answer; what is on stdout stays."""
+    code = f"""
+import types
+import headrace.core.cli.complete as complete
+from headrace.core.sampling.params import SamplingParams
+def wait():
+    {READY}
+    time.sleep(20)
+class Model:
+    default_sampling_params, has_chat_template = SamplingParams(), False
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        return None
+    def stream(self, prompt, params):
+        yield types.SimpleNamespace(outputs=[types.SimpleNamespace(text="so far")])
+        wait()
+def start(config):
+    if {moment!r} == "load":
+        wait()
+    return Model()
+complete.start_llm = start
+{PROGRAM}
+"""
+    written = "so far\n" if moment == "generation" else ""
+    assert _interrupted(code, "complete", "x") == (130, written, "")
+
+
+def test_a_second_interrupt_ends_what_does_not_listen() -> None:
+    code = f"""
+import headrace.core.cli.complete as complete
+def start(config):
+    {READY}
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            time.sleep(20)
+        except KeyboardInterrupt:
+            pass
+complete.start_llm = start
+{PROGRAM}
+"""
+    assert _interrupted(code, "complete", "x", presses=2) == (130, "", "")
+
+
+def test_threads_are_not_waited_for_after_an_interrupt() -> None:
+    code = f"""
+import threading
+import headrace.core.cli.complete as complete
+def start(config):
+    {READY}
+    threading.Thread(target=time.sleep, args=(20,)).start()
+    time.sleep(20)
+complete.start_llm = start
+{PROGRAM}
+"""
+    assert _interrupted(code, "complete", "x") == (130, "", "")
+
+
+def test_interrupt_of_a_real_run(tmp_path: Path, tiny_llama: Path) -> None:
+    """The whole engine on the null platform, in the middle of its steps."""
+    code = f"""
+import threading, headrace.core.engine.engine as engine
+step = engine.Engine.step
+def first(self):
+    engine.Engine.step = step
+    {READY}
+    return step(self)
+engine.Engine.step = first
+{PROGRAM}
+"""
+    options = ["--device", "null", "--load-format", "dummy", "--output-len", "3000", "--repeat", "50"]
+    code_, out, err = _interrupted(code, "bench", "offline", str(tiny_llama), *options)
+    assert (code_, out) == (130, "")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["version", "--json"]])
+def test_a_closed_pipe_is_no_error(arguments: list[str]) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as closed:
+        done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], stdout=closed, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
