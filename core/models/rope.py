@@ -17,19 +17,21 @@ def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
     Cosines and sines are multiplied by the attention factor.
     """
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
-    wavelengths = np.power(np.float32(rope.theta), exponents)
+    wavelengths: FloatArray = np.power(np.float32(rope.theta), exponents)
+    plain: FloatArray = np.float32(1) / wavelengths
     scaling = rope.scaling
+    rows: list[npt.NDArray[np.floating]]
     if scaling is None:
-        rows, factor = [1 / wavelengths], 1.0
+        rows, factor = [plain], 1.0
     elif scaling.kind == "linear":
-        rows, factor = [1 / wavelengths / np.float32(scaling.factor)], 1.0
+        rows, factor = [plain / np.float32(scaling.factor)], 1.0
     elif scaling.kind == "llama3":
-        rows, factor = [_llama3(1 / wavelengths, scaling)], 1.0
+        rows, factor = [_llama3(plain, scaling)], 1.0
     elif scaling.kind == "yarn":
         rows, factor = [_yarn(wavelengths, rope, scaling)], _yarn_attention_factor(scaling)
     else:
         lists = (scaling.short_factor, scaling.long_factor)[: num_rope_variants(rope)]
-        rows = [1 / (np.array(factors, np.float32) * wavelengths) for factors in lists]
+        rows = [np.divide(plain, factors, dtype=np.float32) for factors in lists]
         factor = _longrope_attention_factor(scaling)
     inv_freq = np.stack(rows).astype(np.float32)
     return inv_freq, np.full(len(rows), factor, dtype=np.float32)
@@ -56,7 +58,7 @@ def rope_variants(spec: ModelSpec) -> int:
     return 0
 
 
-def _llama3(inv_freq: FloatArray, scaling: RopeScaling) -> FloatArray:
+def _llama3(inv_freq: FloatArray, scaling: RopeScaling) -> npt.NDArray[np.floating]:
     # Long waves are stretched by the factor, short ones stay, and between the two limits it blends linearly.
     length = scaling.original_max_position_embeddings
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -67,7 +69,7 @@ def _llama3(inv_freq: FloatArray, scaling: RopeScaling) -> FloatArray:
     return np.where(waves > length / low, stretched, np.where(waves < length / high, inv_freq, blended))
 
 
-def _yarn(wavelengths: FloatArray, rope: RopeSpec, scaling: RopeScaling) -> FloatArray:
+def _yarn(wavelengths: FloatArray, rope: RopeSpec, scaling: RopeScaling) -> npt.NDArray[np.floating]:
     # Peng et al. 2023, section 3.2: dimensions below `low` keep their frequency, those above `high` are stretched.
     def dimension(rotations: float) -> float:
         turns = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)
@@ -79,12 +81,11 @@ def _yarn(wavelengths: FloatArray, rope: RopeSpec, scaling: RopeScaling) -> Floa
     low, high = max(low, 0), min(high, rope.rotary_dim - 1)
     if low == high:
         high += 0.001
-    ramp = np.clip(
+    ramp: FloatArray = np.clip(
         (np.arange(rope.rotary_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1
     )
-    stretched = 1 / (np.float32(scaling.factor) * wavelengths)
-    mixed: FloatArray = stretched * ramp + (1 / wavelengths) * (1 - ramp)
-    return mixed
+    stretched = np.float32(1) / (np.float32(scaling.factor) * wavelengths)
+    return stretched * ramp + (np.float32(1) / wavelengths) * (np.float32(1) - ramp)
 
 
 def _yarn_attention_factor(scaling: RopeScaling) -> float:
