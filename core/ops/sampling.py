@@ -91,7 +91,7 @@ def sample(
         floor = scaled.amax(-1, keepdim=True) + min_p.log()[:, None]
         scaled = scaled.masked_fill(scaled < floor, float("-inf"))
     if top_k is not None or top_p is not None:
-        ordered, order = scaled.sort(-1, descending=True, stable=True)
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
         drop = torch.zeros_like(ordered, dtype=torch.bool)
         if top_k is not None:
             kth = ordered.gather(-1, (top_k.long() - 1).clamp(min=0, max=ordered.shape[-1] - 1)[:, None])
