@@ -22,10 +22,21 @@ class RequestBlocks:
 
     num_blocks: entries of each table (the same in all groups). num_told: entries that the runner knows.
     num_published: leading entries that were published or hit. publish_at: tokens from which there is one more to
-    publish. first_kept: per group, the first entry that did not leave the window.
+    publish. first_kept: per group, the first entry that did not leave the window. return_at: the position from
+    which the first of them has left.
     """
 
-    __slots__ = ("chain", "first_kept", "hashes", "num_blocks", "num_published", "num_told", "publish_at", "tables")
+    __slots__ = (
+        "chain",
+        "first_kept",
+        "hashes",
+        "num_blocks",
+        "num_published",
+        "num_told",
+        "publish_at",
+        "return_at",
+        "tables",
+    )
 
     def __init__(self, num_groups: int, chain: HashChain | None, publish_at: int) -> None:
         self.chain = chain
@@ -34,6 +45,7 @@ class RequestBlocks:
         self.first_kept = [0] * num_groups
         self.num_blocks = self.num_told = self.num_published = 0
         self.publish_at = publish_at
+        self.return_at = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +153,7 @@ class BlockManager:
             blocks.tables[index] = table
             window = self._windows[index]
             blocks.first_kept[index] = self._first_seen(window, num_hit) if window else 0
+        self._set_return_at(blocks)
         blocks.num_blocks = num_hit + num_new
         blocks.num_told = 0
         if blocks.chain is not None:
@@ -153,8 +166,10 @@ class BlockManager:
 
         start: no position before it will be computed any more; what it does not see is given back.
         """
-        for index in self._sliding:
-            self._return_unseen(blocks, index, start)
+        if start >= blocks.return_at:
+            for index in self._sliding:
+                self._return_unseen(blocks, index, start)
+            self._set_return_at(blocks)
         missing = -(-end // self.block_size) - blocks.num_blocks
         if missing <= 0:
             return True
@@ -276,3 +291,9 @@ class BlockManager:
         self.pools[index].release(table[kept:first])
         table[kept:first] = [NULL_BLOCK] * (first - kept)
         blocks.first_kept[index] = first
+
+    def _set_return_at(self, blocks: RequestBlocks) -> None:
+        for index in self._sliding:
+            leaves_at = (blocks.first_kept[index] + 1) * self.block_size + self._windows[index] - 1
+            if index == self._sliding[0] or leaves_at < blocks.return_at:
+                blocks.return_at = leaves_at

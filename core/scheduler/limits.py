@@ -1,15 +1,15 @@
 """What bounds a step besides its token budget and the KV blocks."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
+from .policy import RequestQueue
 from .request import Request
 
 
 class Limit(Protocol):
     """Says whether a waiting request may join the running ones. Must admit any request if none runs."""
 
-    def admits(self, request: Request, running: Sequence[Request]) -> bool:
+    def admits(self, request: Request, running: RequestQueue) -> bool:
         """False: it and all behind it wait for a later step."""
         ...
 
@@ -20,7 +20,7 @@ class MaxNumSeqs:
     def __init__(self, max_num_seqs: int) -> None:
         self._max_num_seqs = max_num_seqs
 
-    def admits(self, request: Request, running: Sequence[Request]) -> bool:
+    def admits(self, request: Request, running: RequestQueue) -> bool:
         return len(running) < self._max_num_seqs
 
 
@@ -30,7 +30,7 @@ class Quarantine:
     Request.max_company is the number of requests, itself included, that may run beside a suspect; 0 for others.
     """
 
-    def admits(self, request: Request, running: Sequence[Request]) -> bool:
+    def admits(self, request: Request, running: RequestQueue) -> bool:
         count = len(running) + 1
         if 0 < request.max_company < count:
             return False

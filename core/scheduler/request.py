@@ -115,15 +115,16 @@ class Request:
 def resolve_seed(seed: int | None, deployment_seed: int, request_id: str) -> int:
     """The 32-bit seed that keys a request's noise.
 
-    A user's seed (64 bits, signed or not) is mixed (splitmix64's finalizer) and folded, so that near seeds give
-    unrelated noise; two seeds share noise with a chance of 2^-32. Without one it is a pure function of the
-    deployment's seed and the request id: the same after a crash.
+    A user's seed (64 bits, signed or not) is mixed by splitmix64 and folded, so that near seeds give unrelated
+    noise; two seeds share noise with a chance of 2^-32. Without one, a hash of the deployment's seed and the
+    request id takes its place: the same after a crash.
     """
     if seed is None:
-        value = xxhash.xxh3_64_intdigest(request_id.encode("utf-8", "surrogatepass"), deployment_seed % 2**64)
-    else:
-        value = (seed + 0x9E3779B97F4A7C15) % 2**64
-        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
-        value ^= value >> 31
+        # Not xxh3's own seed: with few bytes of data it gives equal hashes for many pairs of seed and data.
+        data = (deployment_seed % 2**64).to_bytes(8, "little") + request_id.encode("utf-8", "surrogatepass")
+        seed = xxhash.xxh3_64_intdigest(data)
+    value = (seed + 0x9E3779B97F4A7C15) % 2**64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) % 2**64
+    value ^= value >> 31
     return (value ^ (value >> 32)) & 0xFFFFFFFF
