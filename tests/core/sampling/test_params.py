@@ -1,0 +1,84 @@
+"""What SamplingParams and validate_params refuse, and why."""
+
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import RequestError
+from headrace.core.sampling.params import SamplingParams
+from headrace.core.sampling.validate import validate_params
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"n": True}, "n must be a whole number, got True"),
+        ({"max_tokens": -1}, "max_tokens must not be negative"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens must not exceed max_tokens"),
+        ({"max_tokens": 3.5}, "max_tokens must be a whole number, got 3.5"),
+        ({"temperature": -0.1}, "temperature must be 0 or more"),
+        ({"temperature": float("nan")}, "temperature must be 0 or more, got nan"),
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"temperature": None}, "temperature must be a number, got None"),
+        ({"top_p": 0}, "top_p must be in"),
+        ({"top_k": -2}, "top_k must be -1, 0 or more"),
+        ({"min_p": 1.1}, "min_p must be in"),
+        ({"presence_penalty": 3}, "presence_penalty must be in"),
+        ({"frequency_penalty": -3}, "frequency_penalty must be in"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
+        ({"seed": 2**64}, "seed must fit in 64 bits"),
+        ({"stop": ["a", ""]}, "stop strings must not be empty"),
+        ({"stop": [1]}, r"stop must hold texts, got \[1\]"),
+        ({"stop_token_ids": 7}, "stop_token_ids must be a list, got 7"),
+        ({"allowed_token_ids": ["a"]}, "allowed_token_ids must hold token ids"),
+        ({"bad_words": [" "]}, "bad_words must not be empty"),
+        ({"logprobs": -1}, "logprobs must be None, 0 or more"),
+        ({"logit_bias": {"a": 1}}, "logit_bias must map token ids to numbers"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias values must be finite"),
+        ({"logit_bias": [1]}, "logit_bias must be a mapping"),
+    ],
+)
+def test_wrong_values(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        SamplingParams(**values)
+    assert caught.value.code == "invalid_sampling_params"
+
+
+def test_what_json_and_vllm_users_write_is_understood() -> None:
+    loose: dict[str, Any] = {"stop": "x", "bad_words": None, "logit_bias": {"5": 1}, "stop_token_ids": None}
+    params = SamplingParams(**loose)
+    assert (params.stop, params.bad_words, params.logit_bias, params.stop_token_ids) == (("x",), (), {5: 1.0}, ())
+    assert SamplingParams(temperature=1e-6).is_greedy and not SamplingParams().is_greedy
+
+
+def picky(params: SamplingParams, prompt: Any) -> Any:
+    if "size" not in params.extra_args:
+        raise KeyError("size")
+    return None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"logit_bias": {100: 1.0}}, "logit_bias has the token id 100, which is outside the vocabulary of 100"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids has the token id -1"),
+        ({"stop_token_ids": [5, 1000]}, "stop_token_ids has the token id 1000"),
+        ({"logprobs": 21}, "logprobs may be at most 20, got 21"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs may be at most 20"),
+        ({"logits_processors": ["pick"]}, "no logits processor 'pick'; did you mean picky.; known: picky"),
+        ({"logits_processors": ["picky"]}, "'picky' does not take this request: KeyError: 'size'"),
+        ({"stop": "x", "detokenize": False}, "stop strings need text"),
+        ({"min_tokens": 50}, "min_tokens 50 cannot be reached with max_model_len 50"),
+    ],
+)
+def test_what_a_model_refuses(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        validate_params(SamplingParams(**values), vocab_size=100, processors={"picky": picky}, max_model_len=50)
+
+
+def test_what_a_model_takes() -> None:
+    params = SamplingParams(
+        logit_bias={99: 1}, logprobs=20, logits_processors=["picky"], extra_args={"size": 1}, stop="x"
+    )
+    validate_params(params, vocab_size=100, processors={"picky": picky}, max_model_len=50)
