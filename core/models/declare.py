@@ -17,6 +17,20 @@ def distinct_ropes(spec: ModelSpec) -> tuple[RopeSpec, ...]:
     return tuple(dict.fromkeys(layer.attn.rope for layer in spec.layers if layer.attn.rope is not None))
 
 
+def rope_numbers(spec: ModelSpec) -> list[int]:
+    """For each layer, which of `distinct_ropes` it turns by; -1 if none."""
+    by_value: dict[RopeSpec, int] = {}
+    by_id: dict[int, int] = {}  # layers share objects, and comparing LongRoPE's lists costs more than an op
+    numbers = []
+    for layer in spec.layers:
+        rope = layer.attn.rope
+        number = -1 if rope is None else by_id.get(id(rope), -1)
+        if rope is not None and number < 0:
+            number = by_id[id(rope)] = by_value.setdefault(rope, len(by_value))
+        numbers.append(number)
+    return numbers
+
+
 def _decoder(spec: ModelSpec) -> Iterator[Param]:
     hidden = spec.hidden_size
     yield Param(name="embed_tokens.weight", shape=(spec.vocab_size, hidden), kind="embedding", shard="vocab")

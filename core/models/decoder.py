@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ..ops.table import OpTable
 from ..stages import Array, ForwardBatch, KVCaches
+from .declare import rope_numbers
 from .rope import num_rope_variants
 from .spec import AttentionSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 
@@ -28,17 +29,16 @@ def decoder(
     if spec.num_learned_positions:
         residual = ops.add(residual, ops.embedding(batch.positions, params["embed_positions.weight"]))
     block: Array = None  # output of the last attention or feed-forward block, not yet added to the residual
-    angles: dict[RopeSpec, tuple[Array, Array]] = {}
+    angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     caches: list[Array] = []
-    for i, layer in enumerate(spec.layers):
+    for i, (layer, number) in enumerate(zip(spec.layers, rope_numbers(spec), strict=True)):
         prefix = f"layers.{i}."
-        rope = layer.attn.rope
-        if rope is not None and rope not in angles:
-            angles[rope] = _angles(ops, rope, f"rope.{len(angles)}.", params, batch)
+        if layer.attn.rope is not None and number == len(angles):
+            angles.append(_angles(ops, layer.attn.rope, f"rope.{number}.", params, batch))
 
         x, residual = _enter(ops, spec.norm, params, f"{prefix}attn_norm.", block, residual, layer.pre_norm)
         group, cache = kv.group_of_layer[i], kv.layers[i]
-        turns = None if rope is None else angles[rope]
+        turns = None if number < 0 else angles[number]
         block, cache = _attention(ops, layer.attn, params, f"{prefix}attn.", x, turns, cache, group, batch)
         caches.append(cache)
         if layer.post_norm:

@@ -1,11 +1,12 @@
 """Declared parameters are consistent, and say how they may be cut and packed."""
 
 import dataclasses
+import pickle
 
 import pytest
 
 from headrace.core.models.config import HFConfig
-from headrace.core.models.declare import declare_params, distinct_ropes
+from headrace.core.models.declare import declare_params, distinct_ropes, rope_numbers
 from headrace.core.models.needs import FEATURES, model_needs
 from headrace.core.models.params import Param
 from headrace.core.models.registry import family_names, read_spec
@@ -71,6 +72,13 @@ def test_gpt2_and_gemma_have_what_llama_has_not() -> None:
         names
     )
     assert len(distinct_ropes(gemma3)) == 2 and "rope.1.inv_freq" in names
+    assert rope_numbers(gemma3) == [0, 0, 0, 0, 0, 1] and rope_numbers(tiny("gpt2")) == [-1, -1]
+
+
+def test_equal_ropes_are_one_even_if_they_are_two_objects() -> None:
+    spec = tiny("gemma3_text")
+    copies = dataclasses.replace(spec, layers=tuple(pickle.loads(pickle.dumps(layer)) for layer in spec.layers))
+    assert copies == spec and rope_numbers(copies) == rope_numbers(spec)
 
 
 def test_a_head_bias_is_declared() -> None:
