@@ -10,6 +10,7 @@ from ..suggest import did_you_mean
 
 if TYPE_CHECKING:
     import jinja2
+    import jinja2.nodes
 
 _CONTINUE = "<<continue the final message>> "
 """Stands at the end of a final message that is to be continued; its last space shows whether a template trims."""
