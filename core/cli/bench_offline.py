@@ -230,8 +230,7 @@ def _bare_steps(llm: LLM, requests: Sequence[BenchRequest], name: str) -> list[t
         times = [time.perf_counter()]
         plan = scheduler.schedule()
         times.append(time.perf_counter())
-        if plan is None:
-            continue
+        assert plan is not None, "nothing is in flight, so unfinished requests can be scheduled"
         result = executor.submit(plan).result()
         times.append(time.perf_counter())
         deltas = scheduler.commit(plan, result)

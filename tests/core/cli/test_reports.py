@@ -1,0 +1,163 @@
+"""Commands that report: plan, models, download, version; the logs; the generated reference."""
+
+import json
+import logging
+import signal
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from headrace.core import hub
+from headrace.core.cli import exits
+from headrace.core.cli.logs import configure_logging
+from headrace.core.cli.reference import with_reference
+from headrace.core.config import LogConfig
+from headrace.core.hub import CachedModel, LocalModel
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def restore_interrupt_handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_reference_in_the_docs_is_current() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert page == with_reference(page), "run: python -m headrace.core.cli.reference docs/cli.md"
+
+
+# ---- plan -------------------------------------------------------------------------------------------------
+def test_plan_prints_a_table(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.run(["plan", str(tiny_llama), "--memory", "64MiB", "--bandwidth", "1GB"]) == 0
+    shown = capsys.readouterr().out
+    assert "tiny-llama: llama, 2 layers" in shown
+    assert "on the given memory: 64.0 MiB of 64.0 MiB free" in shown
+    assert "4096 tokens" in shown
+    assert "decode, one stream: at most" in shown
+    assert shown.endswith("\nfits\n")
+
+
+def test_plan_on_a_device(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.run(["plan", str(tiny_llama), "--device", "null", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"] is True
+    assert plan["target"].startswith("null")
+    assert plan["groups"][0]["token_bytes"] == 2 * 2 * 2 * 16 * 4  # layers, K and V, heads, head_dim, float32
+
+
+def test_plan_of_what_does_not_fit_exits_with_4(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.run(["plan", str(tiny_llama), "--memory", "100KiB", "--json"]) == 4
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["fits"] is False
+    assert shown.err.startswith("error: tiny-llama does not fit on the given memory: weights")
+
+
+@pytest.mark.parametrize("option", ["--memory", "--bandwidth"])
+def test_plan_names_a_wrong_size(tiny_llama: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert exits.run(["plan", str(tiny_llama), option, "much"]) == 2
+    assert f"error: {option} must be a size such as 8GiB" in capsys.readouterr().err
+
+
+# ---- models and download ----------------------------------------------------------------------------------
+def test_models_lists_size_and_fit(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = LocalModel(path=tiny_llama, kind="folder", name="acme/tiny")
+    part = LocalModel(path=tiny_llama, kind="folder", name="acme/part")
+    cached = [
+        CachedModel(model=whole, num_bytes=3 << 20),
+        CachedModel(model=part, num_bytes=1, missing="its weights are not in the cache"),
+    ]
+    monkeypatch.setattr(hub, "cached_models", lambda: cached)
+    assert exits.run(["models", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [(entry["name"], entry["num_bytes"]) for entry in entries] == [("acme/tiny", 3 << 20), ("acme/part", 1)]
+    assert entries[0]["fit"].startswith("fits on ")
+    assert entries[1]["fit"] == "its weights are not in the cache"
+    assert exits.run(["models"]) == 0
+    assert "3.0 MiB" in capsys.readouterr().out
+
+
+def test_models_when_there_are_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(hub, "cached_models", list)
+    assert exits.run(["models"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, "headrace download" in shown.err) == ("", True)
+    assert exits.run(["models", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_download_prints_where_the_model_is(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.run(["download", str(tiny_llama)]) == 0
+    assert capsys.readouterr().out == f"{tiny_llama}\n"
+    assert exits.run(["download", str(tiny_llama), "--json"]) == 0
+    expected = {"name": "tiny-llama", "kind": "folder", "path": str(tiny_llama)}
+    assert json.loads(capsys.readouterr().out) == expected
+
+
+def test_an_unknown_model_exits_with_3(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["download"], ["plan", "--memory", "1GiB"], ["complete"]):
+        name, *options = command
+        arguments = [name, "no-such-model", *options, *(["x"] if name == "complete" else [])]
+        assert exits.run(arguments) == 3
+        error = capsys.readouterr().err
+        assert "error: 'no-such-model' is neither a file or folder here nor a hub id (org/name)" in error
+
+
+# ---- version ----------------------------------------------------------------------------------------------
+def test_version_gives_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.run(["version", "--json"]) == 0
+    versions = json.loads(capsys.readouterr().out)
+    assert versions["numpy"] == metadata.version("numpy")
+    for package in ("torch", "jax"):
+        installed = any(d.name == package for d in metadata.distributions())
+        assert (versions[package] is not None) == installed
+
+
+# ---- logs -------------------------------------------------------------------------------------------------
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    root, ours = logging.getLogger(), logging.getLogger("headrace")
+    before = (list(root.handlers), root.level, ours.level)
+    yield logging.getLogger("headrace.core.test")
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+
+
+def test_text_logs(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(LogConfig())
+    configure_logging(LogConfig())  # the second call replaces the first
+    logger.info("loaded", extra={"fields": {"num_bytes": 5, "dtype": "a b", "load_s": 1.23456}})
+    logger.warning("slow")
+    logger.debug("not shown")
+    logging.getLogger("other.library").info("not shown")
+    shown = capsys.readouterr()
+    first, second = shown.err.splitlines()
+    assert first[8:] == ' loaded num_bytes=5 dtype="a b" load_s=1.23'
+    assert second[8:] == " warning: slow"
+    assert shown.out == ""
+
+
+def test_json_logs(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(LogConfig(log_format="json", log_level="debug"))
+    logger.debug("loaded %d", 5, extra={"fields": {"load_s": 1.5, "path": Path("/x")}})
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        logger.exception("failed")
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
+    assert first.pop("time").endswith("+00:00")
+    assert first == {
+        "level": "debug",
+        "logger": "headrace.core.test",
+        "message": "loaded 5",
+        "load_s": 1.5,
+        "path": "/x",
+    }
+    assert "ValueError: bad" in second["traceback"]
