@@ -388,12 +388,12 @@ class Scheduler:
         """Preempt the requests of a failed step. They come back in halves; who fails alone, twice, is at fault."""
         logger.warning("step failed error=%r num_suspects=%d", error, len(suspects))
         for request in suspects:
-            if len(suspects) == 1 and request.max_company == 1:
-                self._end(request, "error", error)
-                continue
+            is_at_fault = len(suspects) == 1 and request.max_company == 1
             request.max_company = max(1, len(suspects) // 2)
             request.suspect_until = max(request.suspect_until, request.num_computed_tokens)
-            self._preempt(request)
+            self._preempt(request)  # before it ends: what the step computed must not be published
+            if is_at_fault:
+                self._end(request, "error", error)
 
     def _clear(self, request: Request, row: Row) -> None:
         """A suspect that got past the place where its step failed is none any more."""

@@ -425,3 +425,13 @@ def test_failed_step_drags_along_what_read_its_blocks() -> None:
     assert bench.scheduler.num_running == 0
     assert bench.commit(second) == {}
     assert bench.plan().new[0].num_computed_tokens == 0, "nothing of the failed step can be hit"
+
+
+@pytest.mark.parametrize("lose", [False, True])
+def test_nothing_of_a_step_that_failed_its_request_for_good_can_be_hit(lose: bool) -> None:
+    bench, prompt = Bench(), list(range(1, 18))
+    bench.add("a", prompt)
+    last, _ = drive(bench, lambda plan: True, lose=lose)
+    assert last["a"].finish_reason == "error"
+    bench.add("b", prompt)
+    assert bench.plan().new[0].num_computed_tokens == 0

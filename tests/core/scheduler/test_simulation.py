@@ -426,7 +426,8 @@ def random_prompt(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(1, VOCAB) for _ in range(length)]
 
 
-def test_thousand_requests_in_a_pool_for_twenty() -> None:
+@pytest.mark.parametrize("depth", [0, 2])
+def test_thousand_requests_in_a_pool_for_twenty(depth: int) -> None:
     """All finish as if alone; nothing leaks; the work done twice stays small."""
     rng = random.Random(0)
     system = random_prompt(rng, 24)
@@ -440,7 +441,7 @@ def test_thousand_requests_in_a_pool_for_twenty() -> None:
         )
         for i in range(1000)
     ]
-    setup = Setup(num_blocks=[1 + 20 * 12], block_size=4, max_num_seqs=64, budget=256)
+    setup = Setup(num_blocks=[1 + 20 * 12], block_size=4, max_num_seqs=64, budget=256, depth=depth)
     outcome, scheduler, device = run_all(setup, requests, check=False)
     check_outputs(setup, requests, outcome)
     assert scheduler.num_preemptions > 0, "the pool was no bottleneck: nothing was tested"
