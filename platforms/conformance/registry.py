@@ -35,8 +35,10 @@ class Subject:
 
     @cached_property
     def reference(self) -> Device:
-        """The device that holds the definitions."""
-        config = EngineConfig(device=DeviceConfig(device="reference"))
+        """The device that holds the definitions. It leaves the number of torch's threads, which both share."""
+        import torch
+
+        config = EngineConfig(device=DeviceConfig(device="reference", threads=torch.get_num_threads()))
         return open_device(config, self._plugins)
 
     @property
