@@ -129,10 +129,10 @@ def one_thread() -> Iterator[None]:
 def test_logits_equal_those_of_transformers(case: Case, tmp_path: Path) -> None:
     folder, sequences = make_checkpoint(case, tmp_path), make_sequences(case)
     model = load_folder(folder)
-    expected = [hf_logits(folder, "eager", ids) for ids in sequences]
+    expected = hf_logits(folder, "eager", sequences)
     if case.has_sdpa:
-        for ids, eager in zip(sequences, expected, strict=True):
-            assert_close(hf_logits(folder, "sdpa", ids), eager)
+        for sdpa, eager in zip(hf_logits(folder, "sdpa", sequences), expected, strict=True):
+            assert_close(sdpa, eager)
     dense = [model.logits([ids], block_size=64)[0] for ids in sequences]
     for got, want in zip(dense, expected, strict=True):
         assert_close(got, want)
@@ -186,8 +186,9 @@ def test_logits_of_a_gguf_equal_those_of_transformers(name: str, tmp_path: Path)
     source = GGUFSource(tmp_path / "model.gguf")
     spec = read_spec(config_from_gguf(source.metadata, source.names(), source.read))
     model = PagedModel(spec, place(CheckpointParams(declare_params(spec), source, gguf_names(spec))))
-    for ids, got in zip(sequences, model.logits(sequences, block_size=4, chunk=7), strict=True):
-        assert_close(got, hf_logits(folder, "eager", ids))
+    expected = hf_logits(folder, "eager", sequences)
+    for got, want in zip(model.logits(sequences, block_size=4, chunk=7), expected, strict=True):
+        assert_close(got, want)
     source.close()
 
 
@@ -449,14 +450,13 @@ def make_sequences(case: Case) -> list[list[int]]:
     return [random.integers(3, 131, length).tolist() for length in case.lengths]
 
 
-def hf_logits(folder: Path, attention: str, ids: Sequence[int]) -> torch.Tensor:
-    """Logits of one sequence by transformers, loaded from the same files."""
+def hf_logits(folder: Path, attention: str, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Logits of each sequence by transformers, loaded from the same files."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
     with torch.inference_mode():
-        logits: torch.Tensor = model.eval()(torch.tensor([list(ids)]), use_cache=False).logits[0]
-    return logits.float()
+        return [model.eval()(torch.tensor([list(ids)]), use_cache=False).logits[0] for ids in sequences]
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
