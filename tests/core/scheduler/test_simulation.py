@@ -76,12 +76,15 @@ class Slot:
     num_computed: int
     tables: list[list[int]]
     broken: bool = False
+    known: list[int] = field(default_factory=list)
 
     def digests(self, token_ids: list[int]) -> list[int]:
-        out, parent = [], self.root
-        for token_id in token_ids:
-            parent = digest(parent, token_id)
-            out.append(parent)
+        """Of all prefixes of a list that starts as the slot's own tokens do, or is a part of them."""
+        for token_id in self.token_ids[len(self.known) :]:
+            self.known.append(digest(self.known[-1] if self.known else self.root, token_id))
+        out = self.known[: len(token_ids)]
+        for token_id in token_ids[len(out) :]:
+            out.append(digest(out[-1], token_id))
         return out
 
 
@@ -293,6 +296,9 @@ def check_sliding_bound(scheduler: Scheduler, setup: Setup) -> None:
             if group.window:
                 bound = -(-(group.window + chunk + setup.num_drafts * setup.depth) // setup.block_size) + 1
                 assert sum(map(bool, table)) <= bound, "blocks that left the window were kept"
+                next_token = min(request.num_computed_tokens, len(request.token_ids) - 1)
+                first = max(0, next_token - group.window + 1) // setup.block_size
+                assert all(table[first:]), "a block that a row to come may read was given back"
 
 
 def check_empty(scheduler: Scheduler, setup: Setup) -> None:
