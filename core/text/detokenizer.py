@@ -172,8 +172,9 @@ def _stop_prefix_len(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of `text` that is the beginning, but not the whole, of a stop string."""
     longest = 0
     for stop in stops:
-        for length in range(min(len(stop) - 1, len(text)), longest, -1):
-            if text.endswith(stop[:length]):
-                longest = length
-                break
+        at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while at >= 0 and not stop.startswith(text[at:]):
+            at = text.find(stop[0], at + 1)
+        if at >= 0:
+            longest = max(longest, len(text) - at)
     return longest
