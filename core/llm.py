@@ -144,7 +144,7 @@ class LLM:
         else:
             text = self.render_chat(prompt)
             tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        request_id = self._add(text, tokens, sampling_params or self.default_sampling_params, 0, "")
+        request_id = self._add(text, tokens, sampling_params or self.default_sampling_params)
         return self._follow(request_id)
 
     def render_chat(self, messages: Sequence[Message], **template_options: Any) -> str:
@@ -199,11 +199,11 @@ class LLM:
         finished: dict[str, RequestOutput] = {}
         try:
             for (text, tokens), each, rank in zip(prompts, params, priorities, strict=True):
-                ids.append(self._add(text, tokens, each, rank, cache_salt))
+                ids.append(self._add(text, tokens, each, rank, cache_salt, final_only=True))
             mine.update(ids)
             while len(finished) < len(ids):
                 for request_id in self._step():
-                    if request_id in mine and self._latest[request_id].finished:
+                    if request_id in mine:
                         finished[request_id] = self._latest.pop(request_id)
         except BaseException:
             for request_id in ids:
@@ -234,10 +234,25 @@ class LLM:
         return [output.request_id for output in outputs]
 
     def _add(
-        self, text: str | None, tokens: list[int], params: SamplingParams, priority: int, cache_salt: str
+        self,
+        text: str | None,
+        tokens: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
+        *,
+        final_only: bool = False,
     ) -> str:
         request_id = str(next(self._ids))
-        self._engine.add(request_id, tokens, params, prompt=text, priority=priority, cache_salt=cache_salt)
+        self._engine.add(
+            request_id,
+            tokens,
+            params,
+            prompt=text,
+            priority=priority,
+            cache_salt=cache_salt,
+            final_only=final_only,
+        )
         return request_id
 
     @property

@@ -88,8 +88,12 @@ class Engine:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        final_only: bool = False,
     ) -> None:
-        """Queue a request. Raises RequestError if it is invalid or its id is in use."""
+        """Queue a request. final_only: `step` returns it once, when it is finished.
+
+        Raises RequestError if it is invalid or its id is in use.
+        """
         if request_id in self._children:
             raise RequestError(f"request id {request_id!r} is in use")
         self.validate(prompt_token_ids, sampling_params)
@@ -108,6 +112,7 @@ class Engine:
             prompt_token_ids=prompt_token_ids,
             sampling_params=sampling_params,
             arrival_s=arrival_s,
+            final_only=final_only,
         )
         self._children[request_id] = child_ids
         for index, child_id in enumerate(child_ids):

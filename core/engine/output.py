@@ -37,6 +37,7 @@ class _Group:
     sampling_params: SamplingParams
     completions: list[_Completion]
     arrival_s: float
+    final_only: bool
     prompt_logprobs: dict[int, dict[int, Logprob]] = field(default_factory=dict)
     num_cached_tokens: int = 0
     scheduled_s: float | None = None
@@ -83,8 +84,9 @@ class OutputProcessor:
         prompt_token_ids: Sequence[int],
         sampling_params: SamplingParams,
         arrival_s: float,
+        final_only: bool = False,
     ) -> None:
-        """Begin a request with one completion for each child id."""
+        """Begin a request with one completion for each child id. final_only: give one output, when it is finished."""
         detokenize = self._tokenizer is not None and sampling_params.detokenize
         group = _Group(
             request_id=request_id,
@@ -93,6 +95,7 @@ class OutputProcessor:
             sampling_params=sampling_params,
             completions=[],
             arrival_s=arrival_s,
+            final_only=final_only,
         )
         for index, child_id in enumerate(child_ids):
             detokenizer = None
@@ -131,7 +134,8 @@ class OutputProcessor:
                 del self._groups[delta.request_id]
                 if all(completion.output.finished for completion in group.completions):
                     group.finished_s = now_s
-            changed[group.request_id] = group
+            if not group.final_only or group.finished_s is not None:
+                changed[group.request_id] = group
         return Processed(outputs=[self._snapshot(group) for group in changed.values()], stopped=stopped)
 
     def abort(self, child_id: str) -> None:

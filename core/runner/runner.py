@@ -5,6 +5,7 @@ batch is a few numpy operations whatever the number of requests.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,6 @@ class ModelRunner:
         self._token_ids = np.full((slots, length), UNKNOWN, np.int32)
         self._num_computed = np.zeros(slots, np.int64)
         self._epochs = np.full(slots, -1, np.int64)
-        self._request_ids: list[str] = [""] * slots
         self._num_prompt_tokens = np.zeros(slots, np.int64)
         self._prompt_logprobs: dict[int, int] = {}
         self._rope_rows = np.zeros(slots, np.int32)
@@ -68,7 +68,6 @@ class ModelRunner:
     def reset(self) -> None:
         """Forget all requests."""
         self._epochs[:] = -1
-        self._request_ids = [""] * len(self._request_ids)
         self._prompt_logprobs.clear()
 
     # ---- building a step ----------------------------------------------------------------------------------
@@ -78,7 +77,6 @@ class ModelRunner:
         self._token_ids[slot, len(tokens) :] = UNKNOWN
         self._num_computed[slot] = new.num_computed_tokens
         self._epochs[slot] = new.epoch
-        self._request_ids[slot] = new.request_id
         self._num_prompt_tokens[slot] = new.num_prompt_tokens
         self._rope_rows[slot] = 0 < self._rope_original_len < new.num_prompt_tokens
         for counts in self._num_blocks:
@@ -90,7 +88,7 @@ class ModelRunner:
             self._prompt_logprobs[slot] = wanted
         self._sampling.add(slot, new)
 
-    def _build(self, rows: Sequence[Row]) -> "tuple[StepInput, list[tuple[int, int]], list[PromptRange]]":
+    def _build(self, rows: Sequence[Row]) -> "tuple[StepInput, Samples, list[PromptRange]]":
         num_reqs = len(rows)
         slots = np.fromiter((row.slot for row in rows), np.int64, num_reqs)
         counts = np.fromiter((row.num_tokens for row in rows), np.int64, num_reqs)
@@ -115,7 +113,7 @@ class ModelRunner:
         max_seq_len = int(ends.max())
         width = -(-max_seq_len // self.config.block_size)
         input_ids = self._token_ids[token_slots, positions]
-        samples, sampling = self._sampling_batch(rows, ends, query_start_loc)
+        samples, logits_indices, sampling = self._sampling_batch(rows, ends, query_start_loc)
         prompts, prompt_logprobs = self._prompt_logprobs_batch(rows, starts, ends, query_start_loc)
         forward = ForwardBatch(
             input_ids=input_ids,
@@ -127,9 +125,7 @@ class ModelRunner:
                 (table[token_slots, block_index] * self.config.block_size + offset).astype(np.int32)
                 for table in self._block_tables
             ],
-            logits_indices=np.fromiter(
-                (query_start_loc[i + 1] - 1 - back for i, back in samples), np.int32, len(samples)
-            ),
+            logits_indices=logits_indices,
             token_slots=token_slots.astype(np.int32) if (input_ids == UNKNOWN).any() else None,
             rope_rows=self._rope_rows[token_slots] if self._rope_original_len else None,
             max_query_len=int(counts.max()),
@@ -144,15 +140,35 @@ class ModelRunner:
 
     def _sampling_batch(
         self, rows: Sequence[Row], ends: npt.NDArray[np.int64], query_start_loc: IntArray
-    ) -> tuple[list[tuple[int, int]], SamplingBatch | None]:
-        """Sampled positions as (row, positions before the row's last) and what the sampler needs for them."""
-        samples = [
-            (i, back) for i, row in enumerate(rows) if row.sample for back in range(row.num_draft_tokens, -1, -1)
-        ]
-        if not samples:
-            return samples, None
-        wanted = [(n, rows[i].slot, int(ends[i]) - back) for n, (i, back) in enumerate(samples)]
-        return samples, self._sampling.build(wanted)
+    ) -> "tuple[Samples, IntArray, SamplingBatch | None]":
+        """What is sampled, the tokens of this step whose logits that takes, and what the sampler needs."""
+        has_drafts = any(row.num_draft_tokens for row in rows)
+        if has_drafts:
+            wanted = [
+                (i, back) for i, row in enumerate(rows) if row.sample for back in range(row.num_draft_tokens, -1, -1)
+            ]
+            indices = [i for i, _ in wanted]
+            backs = np.array([back for _, back in wanted], np.int64)
+        else:
+            indices = [i for i, row in enumerate(rows) if row.sample]
+            backs = np.zeros(len(indices), np.int64)
+        slots = np.array([rows[i].slot for i in indices], np.int64)
+        slot_list = slots.tolist()
+        samples = Samples(
+            rows=indices,
+            slots=slots,
+            positions=ends[indices] - backs if indices else backs,
+            epochs=np.array([rows[i].epoch for i in indices], np.int64),
+            num_logprobs=[self._sampling.num_logprobs(slot) for slot in slot_list]
+            if self._sampling.wants_logprobs
+            else [],
+            has_drafts=has_drafts,
+        )
+        if not indices:
+            return samples, np.empty(0, np.int32), None
+        last = query_start_loc[1:][indices] - 1
+        triples = list(zip(range(len(indices)), slot_list, samples.positions.tolist(), strict=True))
+        return samples, (last - backs).astype(np.int32), self._sampling.build(triples)
 
     def _prompt_logprobs_batch(
         self,
@@ -172,9 +188,10 @@ class ModelRunner:
             start, last = int(starts[i]), int(self._num_prompt_tokens[row.slot]) - 1
             end = min(int(ends[i]), last)
             if start < end:
-                ranges.append((i, end - start, self._prompt_logprobs[row.slot]))
+                row_targets = self._token_ids[row.slot, start + 1 : end + 1]
+                ranges.append((i, start + 1, row_targets.tolist(), self._prompt_logprobs[row.slot]))
                 token_rows.append(np.arange(end - start) + query_start_loc[i])
-                targets.append(self._token_ids[row.slot, start + 1 : end + 1])
+                targets.append(row_targets)
             if int(ends[i]) >= last:
                 del self._prompt_logprobs[row.slot]
         if not ranges:
@@ -182,50 +199,69 @@ class ModelRunner:
         batch = PromptLogprobsBatch(
             rows=np.concatenate(token_rows).astype(np.int32),
             targets=np.concatenate(targets),
-            num_logprobs=max(wanted for _, _, wanted in ranges),
+            num_logprobs=max(wanted for _, _, _, wanted in ranges),
         )
         return ranges, batch
 
     # ---- reading a step's output --------------------------------------------------------------------------
     def finish(
-        self,
-        plan: Plan,
-        output: StepOutput,
-        samples: Sequence[tuple[int, int]],
-        prompts: "Sequence[PromptRange]",
+        self, plan: Plan, output: StepOutput, samples: "Samples", prompts: "Sequence[PromptRange]"
     ) -> StepResult:
         """Remember sampled tokens and sort the output by row."""
-        token_ids: list[list[int]] = [[] for _ in plan.rows]
+        tokens: list[int] = output.token_ids.tolist()
+        if len(samples.rows) == len(plan.rows) and not samples.has_drafts:
+            token_ids = [[token] for token in tokens]
+        else:
+            token_ids = [[] for _ in plan.rows]
+            for i, token in zip(samples.rows, tokens, strict=True):
+                token_ids[i].append(token)
+        self._remember(samples, output.token_ids)
         logprobs: dict[int, list[TokenLogprobs]] = {}
-        for n, ((i, _), token) in enumerate(zip(samples, output.token_ids.tolist(), strict=True)):
-            row = plan.rows[i]
-            token_ids[i].append(token)
-            if self._epochs[row.slot] == row.epoch and self._request_ids[row.slot] == row.request_id:
-                num_tokens = self._sampling.num_tokens(row.slot)
-                if num_tokens < self._token_ids.shape[1]:
-                    self._token_ids[row.slot, num_tokens] = token
-                self._sampling.append(row.slot, (token,))
-                wanted = self._sampling.num_logprobs(row.slot)
-                if output.logprobs is not None and wanted >= 0:
-                    logprobs.setdefault(i, []).append(_token_logprobs(output.logprobs, n, token, wanted, num_tokens))
+        if output.logprobs is not None:
+            for n, (i, token) in enumerate(zip(samples.rows, tokens, strict=True)):
+                wanted = samples.num_logprobs[n]
+                if wanted >= 0:
+                    position = int(samples.positions[n])
+                    entry = _token_logprobs(output.logprobs, n, token, wanted, position)
+                    logprobs.setdefault(i, []).append(entry)
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         done = 0
-        for i, length, wanted in prompts:
+        for i, first, targets, wanted in prompts:
             assert output.prompt_logprobs is not None
-            row = plan.rows[i]
-            assert row.start is not None, "a prompt's positions are known"
-            first = row.start + 1
-            targets: list[int] = self._token_ids[row.slot, first : first + length].tolist()
             prompt_logprobs[i] = [
                 _token_logprobs(output.prompt_logprobs, done + k, target, wanted, first + k)
                 for k, target in enumerate(targets)
             ]
-            done += length
+            done += len(targets)
         return StepResult(step=plan.step, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
+    def _remember(self, samples: "Samples", token_ids: IntArray) -> None:
+        """Store tokens of slots that still belong to the request that was sampled."""
+        slots, positions = samples.slots, samples.positions
+        alive = self._epochs[slots] == samples.epochs
+        if not alive.all():
+            slots, positions, token_ids = slots[alive], positions[alive], token_ids[alive]
+        self._token_ids[slots, positions] = token_ids
+        self._sampling.append_each(slots.tolist(), token_ids.tolist())
 
-PromptRange = tuple[int, int, int]
-"""(row, number of prompt positions with log probabilities, most likely tokens wanted)"""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """The sampled positions of a step, in the order of the sampler's rows."""
+
+    rows: list[int]
+    """row of the plan"""
+    slots: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    """of the token that is sampled"""
+    epochs: npt.NDArray[np.int64]
+    num_logprobs: list[int]
+    """per sample, -1 for none; empty if no request wants any"""
+    has_drafts: bool
+
+
+PromptRange = tuple[int, int, list[int], int]
+"""(row, position of the first target, the targets, most likely tokens wanted)"""
 
 
 class RunningStep:
@@ -236,7 +272,7 @@ class RunningStep:
         owner: ModelRunner,
         plan: Plan,
         pending: Pending,
-        samples: Sequence[tuple[int, int]],
+        samples: Samples,
         prompts: Sequence[PromptRange],
     ) -> None:
         self._owner = owner

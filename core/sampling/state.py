@@ -91,11 +91,16 @@ class SamplingState:
     def append(self, slot: int, token_ids: Sequence[int]) -> None:
         """Tokens that the slot's request has got."""
         self._num_tokens[slot] += len(token_ids)
-        edits = self._edits.get(slot)
-        if edits is not None:
-            edits.outputs.extend(token_ids)
-            if edits.penalties is not None:
-                edits.penalties.count(token_ids)
+        self._edit_token(slot, token_ids)
+
+    def append_each(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        """One token for each of these slots, which may repeat."""
+        num_tokens = self._num_tokens
+        for slot in slots:
+            num_tokens[slot] += 1
+        if self._edits:
+            for slot, token in zip(slots, token_ids, strict=True):
+                self._edit_token(slot, (token,))
 
     def num_tokens(self, slot: int) -> int:
         """Tokens of prompt and output that are known."""
@@ -141,6 +146,18 @@ class SamplingState:
             num_logprobs=min(num_logprobs, self._vocab_size),
             **columns,
         )
+
+    def _edit_token(self, slot: int, token_ids: Sequence[int]) -> None:
+        edits = self._edits.get(slot)
+        if edits is not None:
+            edits.outputs.extend(token_ids)
+            if edits.penalties is not None:
+                edits.penalties.count(token_ids)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if a request in any slot wants log probabilities."""
+        return bool(self._logprobs)
 
     def _build_edits(
         self,
