@@ -435,3 +435,16 @@ def test_nothing_of_a_step_that_failed_its_request_for_good_can_be_hit(lose: boo
     assert last["a"].finish_reason == "error"
     bench.add("b", prompt)
     assert bench.plan().new[0].num_computed_tokens == 0
+
+
+def test_lost_device_also_takes_what_requests_outside_of_the_step_had() -> None:
+    bench = Bench(num_draft_tokens=3, budget=4)
+    for name in "abc":
+        bench.add(name, 1)
+    bench.step()
+    assert [row[0] for row in rows(bench.plan())] == ["a"], "its drafts use up the budget"
+    bench.scheduler.device_lost("gone")
+    bench.scheduler.check_integrity()
+    assert (bench.scheduler.num_running, bench.scheduler.num_waiting) == (0, 3)
+    plan = bench.plan()
+    assert [new.request_id for new in plan.new] == ["a"] and plan.new[0].num_computed_tokens == 0
