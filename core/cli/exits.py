@@ -5,6 +5,7 @@
 """
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -38,7 +39,9 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line in this process and return its exit code; errors have been printed."""
     signal.signal(signal.SIGINT, _on_interrupt)
     sys.unraisablehook = _on_unraisable
-    debug = bool(os.environ.get("HEADRACE_DEBUG")) or "--debug" in arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a character is no reason to stop
+        sys.stdout.reconfigure(errors="backslashreplace")
+    debug = os.environ.get("HEADRACE_DEBUG", "") not in ("", "0") or "--debug" in arguments
     try:
         from .commands import command
 

@@ -41,7 +41,7 @@ def engine_options(function: Function) -> Function:
             name,
             default=None,
             metavar=None if is_bool else _metavar(field),
-            help=field.metadata["help"] + shown,
+            help=_sentence(field.metadata["help"]) + shown,
         )(decorated)
     return decorated
 
@@ -77,6 +77,11 @@ def sampling_options(function: Function) -> Function:
     ):
         decorated = option(decorated)
     return decorated
+
+
+def _sentence(text: str) -> str:
+    """A field's help as the commands' own options have it; `auto` is a value and stays as it is typed."""
+    return f"{text if text.startswith('auto') else text[0].upper() + text[1:]}."
 
 
 def _metavar(field: Any) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 
 def print_json(value: Any) -> None:
-    """One JSON value, indented."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    """One JSON value, indented. Plain ASCII if stdout can take nothing else."""
+    is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=not is_utf8, default=str) + "\n")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import json
 import os
 import re
 import resource
@@ -308,3 +309,19 @@ def test_a_closed_pipe_is_no_error(arguments: list[str]) -> None:
     with os.fdopen(write_end, "w") as closed:
         done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], stdout=closed, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_full_disk_behind_stdout() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", PROGRAM, "version"], stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr.decode().splitlines()[0]) == (4, "error: no space left on the disk")
+
+
+def test_a_terminal_without_unicode(tmp_path: Path) -> None:
+    """Paths come back escaped as text, and as valid JSON."""
+    gguf = tmp_path / "caf\u00e9-\u4f60.gguf"
+    gguf.touch()
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    program = [sys.executable, "-c", PROGRAM, "download", str(gguf)]
+    assert subprocess.check_output(program, env=environ) == f"{tmp_path}/caf\xe9-\\u4f60.gguf\n".encode("latin-1")
+    assert json.loads(subprocess.check_output([*program, "--json"], env=environ))["path"] == str(gguf)
