@@ -44,7 +44,7 @@ def register(manager: pluggy.PluginManager, plugin: object, name: str) -> None:
     except (pluggy.PluginValidationError, ValueError) as error:
         if manager.get_plugin(name) is plugin:
             manager.unregister(name=name)
-        raise PluginError(_first_line(error) + _near_hook(error), plugin=name) from error
+        raise PluginError(_explain(error), plugin=name) from error
     if not manager.get_hookcallers(plugin):
         manager.unregister(name=name)
         raise PluginError("it implements no hook; functions named headrace_* need @hookimpl", plugin=name)
@@ -101,13 +101,10 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"{type(value).__name__} {value!r:.60}"
 
 
-def _first_line(error: Exception) -> str:
+def _explain(error: Exception) -> str:
     """pluggy's message in one line, without its prefix that repeats the plugin's name."""
+    if unknown := re.search(r"unknown hook '(\w+)'", str(error)):
+        known = [name for name in vars(hooks) if name.startswith("headrace_")]
+        return f"unknown hook {unknown[1]}{did_you_mean(unknown[1], known, limit=1)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "; ".join(line for line in lines if not line.startswith("Plugin '"))[:300] or "it cannot be registered"
-
-
-def _near_hook(error: Exception) -> str:
-    unknown = re.search(r"unknown hook '(\w+)'", str(error))
-    known = [name for name in vars(hooks) if name.startswith("headrace_")]
-    return did_you_mean(unknown[1], known) if unknown else ""

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata, resources
@@ -83,11 +83,12 @@ class Plugins:
         """pluggy's hook relay. A call through it raises what the first failing plugin raises; see `ask`."""
         return self.manager.hook
 
-    def ask(self, hook: str, **arguments: Any) -> Iterator[tuple[Plugin, Any]]:
-        """Call one hook plugin by plugin, and give each answer that is not None with its plugin.
+    def ask(self, hook: str, **arguments: Any) -> list[tuple[Plugin, Any]]:
+        """Call one hook plugin by plugin, ours first: each answer that is not None, with its plugin.
 
         A plugin that raises becomes a problem and the others are asked all the same.
         """
+        found: list[tuple[Plugin, Any]] = []
         modules = {str(plugin): self.manager.get_plugin(str(plugin)) for plugin in self.loaded}
         for plugin in self.loaded:
             others = [module for name, module in modules.items() if name != str(plugin)]
@@ -99,9 +100,10 @@ class Plugins:
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a plugin raises is its problem
                 self.refuse(plugin, Status.BROKEN, f"{hook} failed: {describe_error(error)}")
                 continue
-            for answer in answers if isinstance(answers, list) else [answers]:
-                if answer is not None:
-                    yield plugin, answer
+            takes_first = call.spec is not None and call.spec.opts["firstresult"]
+            several = [answers] if takes_first else answers
+            found += [(plugin, answer) for answer in several if answer is not None]
+        return found
 
     def refuse(self, plugin: Plugin, status: Status, reason: str, *, platform: str = "") -> None:
         """Note a problem."""
