@@ -1,0 +1,185 @@
+"""What the cpu platform reads of the machine, against files laid out as the kernel's documentation says."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.core.config import DeviceConfig, EngineConfig
+from headrace.core.devices import open_device
+from headrace.platforms.cpu.cgroup import cgroup_folders
+from headrace.platforms.cpu.detect import cpu_info, has_native_bfloat16, isa_tier, usable_threads
+from headrace.platforms.cpu.memory import host_memory, memory_limit
+
+GIB = 1 << 30
+V2_MOUNT = "25 20 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+V1_MOUNTS = (
+    "30 20 0:25 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    "31 20 0:26 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+    "32 20 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+)
+X86 = (
+    "processor\t: 0\nmodel name\t: Example CPU 9000\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\nmodel name\t: other\n"
+)
+AVX512 = "avx2 fma f16c avx512f avx512bw avx512dq avx512vl"
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    meminfo = f"MemTotal: {16 * GIB // 1024} kB\nMemFree: 1024 kB\nMemAvailable: {10 * GIB // 1024} kB\n"
+    for name, text in {"proc/meminfo": meminfo, "proc/self/status": "VmRSS:\t2048 kB\n", **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_without_cgroups_the_machine_is_the_limit(tmp_path: Path) -> None:
+    memory = host_memory(write(tmp_path, {}))
+    assert (memory.total_bytes, memory.free_bytes, memory.used_bytes) == (16 * GIB, 10 * GIB, 2 << 20)
+    assert memory_limit(tmp_path) is None
+
+
+def test_version_2_takes_the_tightest_of_nested_limits(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/user.slice/job"
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/user.slice/job\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            f"{group}/memory.max": "max\n",
+            f"{group}/memory.current": f"{GIB}\n",
+            f"{group}/cpu.max": "max 100000\n",
+            "sys/fs/cgroup/user.slice/memory.max": f"{4 * GIB}\n",
+            "sys/fs/cgroup/user.slice/memory.current": f"{3 * GIB}\n",
+            "sys/fs/cgroup/user.slice/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
+        },
+    )
+    memory = host_memory(tmp_path)
+    assert memory.total_bytes == 4 * GIB
+    assert memory.free_bytes == GIB + GIB // 2
+    assert memory_limit(tmp_path) == 4 * GIB
+    assert [str(folder.relative_to(tmp_path)) for folder in cgroup_folders("memory", tmp_path)] == [
+        group,
+        "sys/fs/cgroup/user.slice",
+        "sys/fs/cgroup",
+    ]
+
+
+def test_version_1_beside_an_empty_version_2(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/memory/box"
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/box\n3:cpu,cpuacct:/box\n0::/\n",
+            "proc/self/mountinfo": V1_MOUNTS,
+            f"{group}/memory.limit_in_bytes": f"{8 * GIB}\n",
+            f"{group}/memory.usage_in_bytes": f"{5 * GIB}\n",
+            f"{group}/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{6 * GIB}\n",
+            "sys/fs/cgroup/unified/cgroup.procs": "",
+        },
+    )
+    memory = host_memory(tmp_path)
+    assert (memory.total_bytes, memory.free_bytes) == (8 * GIB, 4 * GIB)
+
+
+def test_a_container_that_sees_the_hosts_path_uses_its_mount(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/docker/0123abc\n",
+            "proc/self/mountinfo": V2_MOUNT,
+            "sys/fs/cgroup/memory.max": f"{2 * GIB}\n",
+            "sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
+        },
+    )
+    memory = host_memory(tmp_path)
+    assert (memory.total_bytes, memory.free_bytes) == (2 * GIB, 0)
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 4)]
+)
+def test_threads_follow_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, expected: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    files = {
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/mountinfo": V2_MOUNT,
+        "sys/fs/cgroup/cpu.max": f"{quota}\n",
+    }
+    assert usable_threads(write(tmp_path, files)) == expected
+
+
+def test_threads_follow_version_1_quotas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    folder = "sys/fs/cgroup/cpu,cpuacct"
+    files = {
+        "proc/self/cgroup": "3:cpu,cpuacct:/\n",
+        "proc/self/mountinfo": V1_MOUNTS,
+        f"{folder}/cpu.cfs_quota_us": "300000\n",
+        f"{folder}/cpu.cfs_period_us": "100000\n",
+    }
+    assert usable_threads(write(tmp_path, files)) == 3
+
+
+def test_two_threads_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    files = {}
+    for cpu, (package, core) in enumerate([(0, 0), (0, 1), (0, 0), (1, 1)]):
+        topology = f"sys/devices/system/cpu/cpu{cpu}/topology"
+        files[f"{topology}/physical_package_id"] = f"{package}\n"
+        files[f"{topology}/core_id"] = f"{core}\n"
+    assert usable_threads(write(tmp_path, files)) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "tier"),
+    [
+        ("sse2", "scalar"),
+        ("avx2", "scalar"),
+        ("avx2 fma f16c", "avx2"),
+        (AVX512, "avx512"),
+        (f"{AVX512} avx512_bf16", "avx512"),
+        (f"{AVX512} avx512_bf16 avx512_vnni", "avx512-bf16+vnni"),
+        (f"{AVX512} avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8", "amx"),
+        ("fp asimd", "neon"),
+        ("fp asimd bf16 i8mm", "neon-bf16"),
+    ],
+)
+def test_instruction_set_tiers(flags: str, tier: str) -> None:
+    assert isa_tier(set(flags.split())) == tier
+
+
+def test_the_processor_is_the_first_in_cpuinfo(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/cpuinfo": X86.format(flags=f"{AVX512} avx512_bf16 avx512_vnni")})
+    info = cpu_info(tmp_path)
+    assert (info.name, info.arch, info.kind) == ("Example CPU 9000", "avx512-bf16+vnni", "cpu")
+    assert (info.total_bytes, info.free_bytes) == (16 * GIB, 10 * GIB)
+    assert has_native_bfloat16(tmp_path)
+
+
+def test_an_unknown_processor_is_still_one(tmp_path: Path) -> None:
+    info = cpu_info(write(tmp_path, {"proc/cpuinfo": "CPU implementer\t: 0x41\nFeatures\t: fp asimd\n"}))
+    assert info.name
+    assert info.arch == "neon"
+    assert not has_native_bfloat16(tmp_path)
+    assert cpu_info(tmp_path / "nothing").arch == "scalar"
+
+
+def test_dtype_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(device=DeviceConfig(device="cpu", threads=1))
+    for native, first in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr("headrace.platforms.cpu.device.has_native_bfloat16", lambda native=native: native)
+        assert open_device(config).caps.dtypes[0] == first
+
+
+def test_threads_can_be_asked_for() -> None:
+    before = torch.get_num_threads()
+    try:
+        device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=3)))
+        assert torch.get_num_threads() == 3
+        assert device.describe()["threads"] == "3"
+    finally:
+        torch.set_num_threads(before)
