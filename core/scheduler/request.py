@@ -15,8 +15,8 @@ class Request:
     """Owned by the scheduler alone.
 
     Positions [0, num_computed_tokens) have KV that is written or scheduled; with drafts in flight that is an upper
-    bound. num_pending_tokens: tokens that steps in flight sample, at most; num_in_flight: those steps, each of
-    which samples at least one. A request waits (slot -1, no blocks) or runs (a slot and blocks).
+    bound. num_pending_tokens: tokens that steps in flight sample, at most. A request waits (slot -1, no blocks) or
+    runs (a slot and blocks).
     """
 
     __slots__ = (
@@ -32,7 +32,6 @@ class Request:
         "needs_last_token",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_in_flight",
         "num_pending_tokens",
         "num_prompt_tokens",
         "place",
@@ -93,7 +92,6 @@ class Request:
         self.slot = -1
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0
-        self.num_in_flight = 0
         self.last_step = 0
         self.num_cached_tokens = -1  # -1: never admitted
         self.max_company = 0

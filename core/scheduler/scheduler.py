@@ -6,7 +6,7 @@ computed; a step has a budget of tokens. Pure: no device, no thread, no time but
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..clock import Clock
 from ..config import SchedulerConfig
@@ -214,12 +214,11 @@ class Scheduler:
         return plan
 
     def _must_wait(self, request: Request) -> bool:
-        """True if a request with sampling steps in flight can only go on when one is committed."""
-        return (
-            request.needs_last_token
-            or len(request.token_ids) + request.num_in_flight >= request.max_num_tokens  # they surely end it
-            or request.num_computed_tokens + 2 > request.max_num_tokens  # they may
-        )
+        """True if a request with tokens in flight can only go on when they are known.
+
+        Either its rows are built from them, or they end it, if all drafts are right (without drafts: surely).
+        """
+        return request.needs_last_token or request.num_computed_tokens + 2 > request.max_num_tokens
 
     def _make_room(self, request: Request, start: int, end: int) -> bool:
         """Preempt from the end of the running ones until `request` has room, or is preempted itself."""
@@ -287,7 +286,6 @@ class Scheduler:
         sample = computed >= num_known + pending and not request.is_prompt_only
         if sample:
             request.num_pending_tokens = pending + 1 + num_drafts
-            request.num_in_flight += 1
         request.last_step = self._step
         if blocks.publish_at <= computed and blocks.publish_at <= num_known:
             self.block_manager.publish(blocks, request.token_ids, computed, self._step)
@@ -321,7 +319,6 @@ class Scheduler:
             if row.sample:
                 count = len(token_ids)
                 assert 0 < count <= row.num_draft_tokens + 1, f"{request.request_id}: {count} tokens sampled"
-                request.num_in_flight -= 1
                 request.num_pending_tokens -= 1 + row.num_draft_tokens
                 request.num_computed_tokens -= 1 + row.num_draft_tokens - count
                 for taken, token_id in enumerate(token_ids, 1):
@@ -440,7 +437,7 @@ class Scheduler:
         self.block_manager.release(request.blocks)
         self._free_slots.append(request.slot)
         request.slot = -1
-        request.num_computed_tokens = request.num_pending_tokens = request.num_in_flight = 0
+        request.num_computed_tokens = request.num_pending_tokens = 0
 
     # ---- figures and checks -----------------------------------------------------------------------------------
     def kv_usage(self) -> KVUsage:
@@ -465,15 +462,15 @@ class Scheduler:
 
     def _check_running(self, request: Request) -> None:
         num_known, computed = len(request.token_ids), request.num_computed_tokens
-        rows: Iterable[Row] = (
-            row
+        pending = sum(
+            1 + row.num_draft_tokens
             for plan, requests in self._in_flight
             for row, other in zip(plan.rows, requests, strict=True)
             if other is request and row.epoch == request.epoch and row.sample
         )
-        in_flight = list(rows)
-        assert request.num_in_flight == len(in_flight), request.request_id
-        assert request.num_pending_tokens == sum(1 + row.num_draft_tokens for row in in_flight), request.request_id
+        assert request.num_pending_tokens == pending, f"{request.request_id}: {pending} tokens are in flight"
         assert computed <= num_known + request.num_pending_tokens, request.request_id
         assert computed <= request.blocks.num_blocks * self.block_manager.block_size, request.request_id
+        limit = max(request.max_num_tokens - 1, request.num_prompt_tokens)
+        assert computed <= limit, f"{request.request_id}: a position that no token needs"
         assert num_known < request.max_num_tokens or request.is_prompt_only, request.request_id

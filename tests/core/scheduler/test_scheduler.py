@@ -448,3 +448,12 @@ def test_lost_device_also_takes_what_requests_outside_of_the_step_had() -> None:
     assert (bench.scheduler.num_running, bench.scheduler.num_waiting) == (0, 3)
     plan = bench.plan()
     assert [new.request_id for new in plan.new] == ["a"] and plan.new[0].num_computed_tokens == 0
+
+
+def test_the_last_block_of_a_finished_request_can_be_hit() -> None:
+    bench = Bench(num_draft_tokens=3)
+    bench.add("a", 4)
+    bench.step()
+    assert bench.step({"a": [1, 2, 3, EOS]})["a"].finish_reason == "stop"
+    bench.add("b", [*[ord("a")] * 4, 7, 1, 2, 3, EOS, 9])  # a chat's next turn
+    assert bench.plan().new[0].num_computed_tokens == 8
