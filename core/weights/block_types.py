@@ -190,7 +190,8 @@ def _nvfp4(blocks: Bytes) -> Floats:
 
 
 # (name, number in a file, values and bytes of a block, dequantize). q8_1 and q8_k are llama.cpp's activations,
-# which no model file should hold; the iq1, iq2 and iq3 types need code books of thousands of entries.
+# which no model file should hold; iq1, iq2 and iq3 need code books of thousands of entries; for q1_0 no other
+# implementation is there to compare with.
 _ROWS: tuple[tuple[str, int, int, int, Callable[[Bytes], Floats] | None], ...] = (
     ("q4_0", 2, 32, 18, _q4_0),
     ("q4_1", 3, 32, 20, _q4_1),

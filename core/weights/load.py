@@ -31,6 +31,15 @@ class _Resolved:
     pieces: tuple[_Piece, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A canonical name, the table's entry for it, and the stored tensors of that entry: one, if all is well."""
+
+    canonical: str
+    stored: Stored
+    infos: tuple[TensorInfo, ...]
+
+
 class CheckpointParams:
     """A ParamSource over a checkpoint. The caller keeps `source` open while it iterates, and closes it.
 
@@ -111,8 +120,7 @@ class _Problems:
     duplicate: list[_Problem] = field(default_factory=list)
     unfit: list[_Problem] = field(default_factory=list)
     extra: list[_Problem] = field(default_factory=list)
-    remedies: dict[str, None] = field(default_factory=dict)
-    """an ordered set"""
+    remedies: list[str] = field(default_factory=list)
 
 
 class _Resolver:
@@ -129,32 +137,41 @@ class _Resolver:
         """The pieces of one parameter: the whole, or its parts, whichever the checkpoint holds."""
         if param.kind == "constant":
             return _Resolved(param, ())
-        whole = self.entry(param.name)
-        wholes = self.find(whole) if whole else []
-        entries = [self.entry(part.name) for part in param.parts]
-        has_parts = bool(entries) and None not in entries
+        whole = self.look_up(param.name)
+        parts = [found for part in param.parts if (found := self.look_up(part.name))]
+        has_parts = bool(parts) and len(parts) == len(param.parts)
         assert whole or has_parts, f"the name table has no entry for {param.name} or for all of its parts"
-        parts = [(part, entry, self.find(entry)) for part, entry in zip(param.parts, entries, strict=True) if entry]
-        found = wholes + [info for _, _, infos in parts for info in infos]
-        self.used.update(info.name for info in found)
-        any_part = any(infos for _, _, infos in parts)
-        if len(wholes) > 1 or (wholes and any_part):
-            self.add_duplicate(param.name, found)
-        elif wholes and whole:
-            return _Resolved(param, (self.fit(param, whole, wholes[0], param.shape),))
-        elif has_parts:
-            pieces = []
-            for part, entry, infos in parts:
-                if not infos:
-                    self.problems.missing.append(_Problem(self.place, entry.name, entry.name))
-                elif len(infos) > 1:
-                    self.add_duplicate(part.name, infos)
-                else:
-                    pieces.append(self.fit(param, entry, infos[0], (part.rows, *param.shape[1:])))
-            return _Resolved(param, tuple(pieces))
-        elif whole:
-            self.problems.missing.append(_Problem(self.place, whole.name, whole.name))
-        return _Resolved(param, ())
+        in_parts = [info for part in parts for info in part.infos]
+        if whole and whole.infos and in_parts:
+            self.add_duplicate(param.name, [*whole.infos, *in_parts])
+            return _Resolved(param, ())
+        if whole and (whole.infos or not has_parts):
+            return _Resolved(param, self.take(param, whole, param.shape))
+        pieces: list[_Piece] = []
+        for part, found in zip(param.parts, parts, strict=True):
+            pieces += self.take(param, found, (part.rows, *param.shape[1:]))
+        return _Resolved(param, tuple(pieces))
+
+    def look_up(self, canonical: str) -> _Found | None:
+        """What the checkpoint holds for a canonical name; None if the table does not know the name."""
+        stored = self.entry(canonical)
+        if stored is None:
+            return None
+        infos = self.find(stored.name)
+        self.used.update(info.name for info in infos)
+        return _Found(canonical, stored, infos)
+
+    def take(self, param: Param, found: _Found, shape: tuple[int, ...]) -> tuple[_Piece, ...]:
+        """The one tensor found, compared with `shape`; nothing, and a problem noted, if there is none or more."""
+        match found.infos:
+            case (info,):
+                self.compare(param, info, found.stored, shape)
+                return (_Piece(info, found.stored),)
+            case ():
+                self.problems.missing.append(_Problem(self.place, found.stored.name, found.stored.name))
+            case infos:
+                self.add_duplicate(found.canonical, infos)
+        return ()
 
     def entry(self, canonical: str) -> Stored | None:
         """The table's entry for a canonical name, with its layer index filled in."""
@@ -172,39 +189,38 @@ class _Resolver:
         stored = entry if isinstance(entry, Stored) else Stored(name=entry)
         return replace(stored, name=stored.name.replace("{i}", index))
 
-    def find(self, entry: Stored) -> list[TensorInfo]:
-        """The stored tensors under the entry's name, with and without the base prefix."""
-        name, prefix = entry.name, self.table.base_prefix
+    def find(self, name: str) -> tuple[TensorInfo, ...]:
+        """The stored tensors called `name`, with and without the base prefix."""
+        prefix = self.table.base_prefix
         spellings = [name]
         if prefix:
             spellings.append(name.removeprefix(prefix) if name.startswith(prefix) else prefix + name)
-        return [self.infos[spelling] for spelling in spellings if spelling in self.infos]
+        return tuple(self.infos[spelling] for spelling in spellings if spelling in self.infos)
 
     def add_duplicate(self, canonical: str, infos: Sequence[TensorInfo]) -> None:
         """Two or more stored tensors claim one parameter."""
         text = f"{canonical} as {' and '.join(info.name for info in infos)}"
         self.problems.duplicate.append(_Problem(infos[0].file, infos[0].name, text))
 
-    def fit(self, param: Param, entry: Stored, info: TensorInfo, shape: tuple[int, ...]) -> _Piece:
-        """The piece, after its shape and dtype have been compared with the declared ones."""
-        expected = shape[::-1] if entry.transpose else shape
+    def compare(self, param: Param, info: TensorInfo, stored: Stored, shape: tuple[int, ...]) -> None:
+        """Note a problem if the stored tensor's shape or dtype is not what is declared."""
+        expected = shape[::-1] if stored.transpose else shape
         is_blocked = info.dtype not in DTYPE_BYTES
         text = ""
         if info.shape != expected:
             text = f"{info.name} is {list(info.shape)}, expected {list(expected)}"
             if param.shard == "vocab" and info.shape[1:] == expected[1:]:
                 text += f" (it has rows for {info.shape[0]} tokens, the config's vocab_size is {expected[0]})"
-                self.problems.remedies[f"set vocab_size to {info.shape[0]}, if the tokenizer has as many tokens"] = (
-                    None
-                )
-        elif is_blocked and entry.transpose:
+                remedy = f"set vocab_size to {info.shape[0]}, if the tokenizer has as many tokens"
+                self.problems.remedies.append(remedy)
+        elif is_blocked and stored.transpose:
             text = f"{info.name} is stored transposed in {info.dtype} blocks, which cannot be turned"
         elif not is_blocked and "float" not in info.dtype:
             text = f"{info.name} holds {info.dtype}, expected floating point"
         if text:
             self.problems.unfit.append(_Problem(info.file, info.name, text))
-        assert entry.rope_pairs == 0 or shape[0] % (2 * entry.rope_pairs) == 0, f"rope_pairs does not divide {shape}"
-        return _Piece(info, entry)
+        fits_pairs = not stored.rope_pairs or shape[0] % (2 * stored.rope_pairs) == 0
+        assert fits_pairs, f"the {shape[0]} rows of {info.name} are no pairs of {stored.rope_pairs} heads"
 
     def check(self) -> None:
         """Raise WeightError if anything is wrong."""
@@ -225,14 +241,13 @@ class _Resolver:
         if not found:
             return
         if problems.missing or problems.extra:
-            problems.remedies["use the config.json that belongs to these weights"] = None
+            problems.remedies.append("use the config.json that belongs to these weights")
         if problems.missing:
-            problems.remedies["download the model again"] = None
+            problems.remedies.append("download the model again")
         first = found[0][0][0]
         reason = "; ".join(f"{_count(some)} {what}: {_listed(some)}" for some, what in found)
-        raise WeightError(
-            f"{first.file}: {reason}", file=first.file, tensor=first.tensor, remedies=list(problems.remedies)[:3]
-        )
+        remedies = list(dict.fromkeys(problems.remedies))[:3]
+        raise WeightError(f"{first.file}: {reason}", file=first.file, tensor=first.tensor, remedies=remedies)
 
 
 def _count(problems: Sequence[_Problem]) -> str:

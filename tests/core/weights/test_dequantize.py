@@ -1,6 +1,8 @@
 """to_float32 against the gguf package (block types) and torch (plain dtypes), bit by bit."""
 
+import re
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -131,3 +133,14 @@ def test_temporaries_stay_small() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < out.nbytes + 4 * 2**20
+
+
+def test_the_documented_table_is_the_table() -> None:
+    page = Path(__file__).parents[3] / "docs" / "weights.md"
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+) \| ([\d.]+) \| (yes|no) \|$", page.read_text(), re.MULTILINE)
+    assert [row[0] for row in rows] == list(BLOCK_TYPES)
+    for name, num_values, num_bytes, bits_per_value, readable in rows:
+        block = BLOCK_TYPES[name]
+        assert (int(num_values), int(num_bytes)) == (block.num_values, block.num_bytes)
+        assert float(bits_per_value) == pytest.approx(8 * block.num_bytes / block.num_values, rel=1e-3)
+        assert (readable == "yes") == (block.dequantize is not None)
