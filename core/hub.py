@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .cache import check_room, disk_error
+from .cache import check_room, disk_error, lock, make_folder
 from .config import ModelConfig
 from .default_model import NAME as DEFAULT_NAME
 from .default_model import fetch_default_model, find_default_model
 from .errors import CapacityError, HeadraceError, ModelNotFound
+from .hub_file import PARTIAL, fetch_file
 from .progress import Report, bytes_under, watch_growth
 from .suggest import did_you_mean
 from .units import format_bytes
@@ -208,7 +209,6 @@ def _download(
     repo: str, revision: str, config: ModelConfig, report: Report, *, with_weights: bool, memory_bytes: int | None
 ) -> Path:
     import huggingface_hub
-    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     info = huggingface_hub.HfApi().model_info(
         repo, revision=revision or None, files_metadata=True, timeout=HUB_TIMEOUT_S
@@ -222,17 +222,30 @@ def _download(
             " of memory are free; nothing was downloaded",
             remedies=[f"headrace plan {repo}"],
         )
-    absent = [name for name in wanted if not _is_cached(repo, name, info.sha)]
-    if absent:
-        repo_folder = _hub_cache() / f"models--{repo.replace('/', '--')}"
-        before = bytes_under(repo_folder) - bytes_under(repo_folder, "*.incomplete")  # what is resumed counts
-        total = sum(sizes[name] for name in absent)
-        check_room(repo_folder, total - bytes_under(repo_folder, "*.incomplete"), f"downloading {repo}")
-        report(f"downloading {repo}: {len(absent)} files, {format_bytes(total)}")
-        disable_progress_bars()
-        with watch_growth(repo, total, lambda: bytes_under(repo_folder) - before, report):
-            return Path(huggingface_hub.snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
+    _fetch(repo, [name for name in wanted if not _is_cached(repo, name, info.sha)], info.sha, sizes, report)
+    # All is there: this only records which commit the revision is, and finds what changed in this very moment.
     return Path(huggingface_hub.snapshot_download(repo, revision=revision or None, allow_patterns=wanted))
+
+
+def _fetch(repo: str, absent: Sequence[str], revision: Any, sizes: dict[str, int], report: Report) -> None:
+    """Fetch files one after another, in this thread: a pool of threads would hold up Ctrl-C."""
+    if not absent:
+        return
+    repo_folder = _hub_cache() / f"models--{repo.replace('/', '--')}"
+    kept_bytes = bytes_under(repo_folder, "*" + PARTIAL)
+    before = bytes_under(repo_folder) - kept_bytes
+    total = sum(sizes[name] for name in absent)
+    check_room(repo_folder, total - kept_bytes, f"downloading {repo}")
+    report(f"downloading {repo}: {len(absent)} files, {format_bytes(total)}")
+    if kept_bytes:
+        report(f"going on after {format_bytes(kept_bytes)} that are here already")
+    with (
+        lock(make_folder(repo_folder) / ".headrace.lock", report),
+        watch_growth(repo, total, lambda: bytes_under(repo_folder) - before, report),
+    ):
+        for name in absent:
+            if not _is_cached(repo, name, revision):  # another process may have fetched it
+                fetch_file(repo, name, revision, repo_folder)
 
 
 def _choose(repo: str, sizes: dict[str, int], *, with_weights: bool, allow_pickle: bool) -> list[str]:

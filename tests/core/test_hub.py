@@ -4,9 +4,11 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,8 +22,9 @@ from huggingface_hub import constants
 
 from headrace.core import hub
 from headrace.core.config import ModelConfig
-from headrace.core.errors import CapacityError, ModelNotFound
+from headrace.core.errors import CapacityError, ModelError, ModelNotFound
 from headrace.core.hub import resolve_config, resolve_model, resolve_tokenizer
+from headrace.core.progress import bytes_under
 
 CONFIG = b'{"model_type": "llama"}'
 WEIGHTS = bytes(range(256)) * 400
@@ -37,7 +40,17 @@ class FakeHub:
     gated: set[str] = field(default_factory=set)
     sent: list[str] = field(default_factory=list)
     tells_sizes: bool = True
+    stalls: bool = False
+    damaged: dict[str, bytes] = field(default_factory=dict)
+    num_bytes_sent: int = 0
     url: str = ""
+
+
+def _etag(data: bytes) -> str:
+    """SHA-256 of a large file, git's blob id of a small one."""
+    if len(data) > 1000:
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def _handler(fake: FakeHub) -> type[BaseHTTPRequestHandler]:
@@ -65,10 +78,7 @@ def _handler(fake: FakeHub) -> type[BaseHTTPRequestHandler]:
                 return
             files = fake.repos[repo]
             if rest[:1] == ["tree"]:
-                tree = [
-                    {"type": "file", "path": n, "size": len(d), "oid": hashlib.sha1(d).hexdigest()}
-                    for n, d in files.items()
-                ]
+                tree = [{"type": "file", "path": n, "size": len(d), "oid": _etag(d)} for n, d in files.items()]
                 self._answer(200, json.dumps(tree).encode())
                 return
             siblings = [
@@ -84,10 +94,20 @@ def _handler(fake: FakeHub) -> type[BaseHTTPRequestHandler]:
             if data is None:
                 self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": REVISION})
                 return
-            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": REVISION}
-            if self.command == "GET":
-                fake.sent.append(name)
-            self._answer(200, data, headers)
+            headers = {"ETag": f'"{_etag(data)}"', "X-Repo-Commit": REVISION}
+            data = fake.damaged.get(name, data)
+            if self.command == "HEAD":
+                self._answer(200, data, headers)
+                return
+            fake.sent.append(name)
+            begin = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+            if begin:
+                headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
+            body = data[begin:]
+            stalls = fake.stalls and name.endswith(".safetensors")
+            self._answer(206 if begin else 200, body, headers, sent=body[: len(body) // 2] if stalls else body)
+            if stalls:
+                time.sleep(30)
 
         def _refused(self, repo: str) -> bool:
             if repo in fake.gated:
@@ -96,13 +116,17 @@ def _handler(fake: FakeHub) -> type[BaseHTTPRequestHandler]:
                 self._answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             return repo in fake.gated or repo not in fake.repos
 
-        def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        def _answer(
+            self, status: int, body: bytes, headers: dict[str, str] | None = None, *, sent: bytes | None = None
+        ) -> None:
             self.send_response(status)
             for key, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
                 self.send_header(key, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body)
+                self.wfile.write(body if sent is None else sent)
+                self.wfile.flush()
+                fake.num_bytes_sent += len(body if sent is None else sent)
 
     return Handler
 
@@ -244,7 +268,7 @@ def test_a_disk_that_fills_during_the_download(fake_hub: FakeHub, monkeypatch: p
     def fill(*args: Any, **options: Any) -> str:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fill)
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", fill)
     with pytest.raises(CapacityError, match="is full") as error:
         resolve_model(ModelConfig(model="acme/tiny"), _ignore)
     assert error.value.exit_code == 4
@@ -344,3 +368,37 @@ def test_disk_full_for_real(fake_hub: FakeHub, tmp_path: Path, sizes_are_known: 
     assert "downloading acme/tiny needs 100.0 KiB" in last[0] if sizes_are_known else "is full" in last[0]
     assert last[1].startswith("  try: free some space")
     assert "Traceback" not in done.stderr
+
+
+def test_interrupted_download_ends_at_once_and_is_resumed(fake_hub: FakeHub, tmp_path: Path) -> None:
+    """Ctrl-C in the middle of the weights; the next run asks only for the rest."""
+    fake_hub.repos["acme/tiny"]["model.safetensors"] = weights = WEIGHTS * 250  # 25 MB: several of the hub's chunks
+    fake_hub.stalls = True
+    environ = {**os.environ, "HF_ENDPOINT": fake_hub.url, "HF_HOME": str(tmp_path / "home")}
+    program = [sys.executable, "-c", "from headrace.core.cli import main; main()", "download", "acme/tiny"]
+    process = subprocess.Popen(program, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+    deadline_s = time.monotonic() + 20
+    while bytes_under(tmp_path, "*.incomplete") < 10 << 20:
+        assert time.monotonic() < deadline_s, "the download did not begin"
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    assert "error" not in err
+    fake_hub.stalls, fake_hub.num_bytes_sent = False, 0
+    done = subprocess.run(program, capture_output=True, text=True, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "model.safetensors").read_bytes() == weights
+    assert fake_hub.num_bytes_sent < len(weights) * 0.65
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_file_that_arrives_damaged_is_not_kept(fake_hub: FakeHub, name: str) -> None:
+    right = fake_hub.repos["acme/tiny"][name]
+    fake_hub.damaged[name] = right[:-1] + b"X"
+    with pytest.raises(ModelError, match=f"acme/tiny/{name} arrived damaged"):
+        resolve_model(ModelConfig(model="acme/tiny"), _ignore)
+    fake_hub.damaged.clear()
+    found = resolve_model(ModelConfig(model="acme/tiny"), _ignore)
+    assert (found.path / name).read_bytes() == right
