@@ -1,0 +1,155 @@
+"""The compiled kernels for CPUs. Arrays are numpy's, C-contiguous; uint16 holds the bits of bfloat16.
+
+Outputs come first and are written in place; nothing is allocated for the caller. A wrong shape or value raises
+ValueError, a wrong type TypeError. Every result depends on its own row alone, bit for bit: not on the batch, not on
+how a prompt was cut, not on the number of threads (it does depend on the tier).
+"""
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int32]
+Numbers: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.uint16]
+Format: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "q8_0", "q4_0", "q4_1", "int4"]
+DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+ActivationName: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
+
+def compiled_tiers() -> list[str]:
+    """Sets of instructions that this build has kernels for, slowest first."""
+
+def supported_tiers() -> list[str]:
+    """Those that this CPU and operating system can run."""
+
+def isa() -> str:
+    """The tier in use: HEADRACE_CPU_ISA if set, else the fastest supported.
+
+    Raises ValueError if the variable names no tier, RuntimeError if this CPU lacks it.
+    """
+
+def set_isa(tier: str) -> None:
+    """Use another tier; for tests and benchmarks. Raises as `isa`."""
+
+def num_threads() -> int:
+    """Threads that kernels run on; 1 until it is set."""
+
+def set_num_threads(num_threads: int) -> None:
+    """From the next kernel on. Raises ValueError outside [1, 1024]."""
+
+def allocated_bytes() -> int:
+    """Address space held for packed weights and KV caches."""
+
+def packed_bytes(format: str, rows: int, cols: int, group: int = 0) -> int:
+    """What a PackedWeight would take. Raises ValueError for a shape that the format cannot have."""
+
+def kv_bytes(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+    """What a KVCache would take."""
+
+class PackedWeight:
+    """A weight [rows, cols] in the layout of the kernels, for `linear` and `embedding`. Zero until written."""
+
+    def __init__(self, format: str, rows: int, cols: int, group: int = 0) -> None:
+        """group: columns that share a scale, a multiple of 32; for int4 only."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def huge_page_bytes(self) -> int:
+        """How much of it lies in huge pages now; -1 if the system does not say."""
+
+    def write_dense(self, start: int, rows: Numbers) -> None:
+        """Rows [n, cols] from row `start` on, rounded to the format (int8: to the nearest of 255 levels a row)."""
+
+    def write_blocks(self, start: int, rows: npt.NDArray[np.uint8]) -> None:
+        """Rows of GGUF blocks as they stand in the file, [n, bytes of a row]."""
+
+    def write_int8(self, start: int, rows: npt.NDArray[np.int8], scales: Floats) -> None:
+        """weight = rows * scales[:, None]; rows [n, cols] in [-127, 127], scales [n]."""
+
+    def write_int4(self, start: int, rows: npt.NDArray[np.uint8], scales: Floats, offsets: Floats) -> None:
+        """weight = rows * scale + offset; rows [n, cols] in [0, 15], scales and offsets [n, ceil(cols / group)]."""
+
+class KVCache:
+    """The KV cache of one layer, zeroed."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> None:
+        """block_size must be a power of two."""
+
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def huge_page_bytes(self) -> int: ...
+    def read_block(self, block: int, out: Numbers) -> None:
+        """Copy a block to [2, block_size, num_kv_heads, head_dim], keys then values, of the cache's dtype."""
+
+    def write_block(self, block: int, array: Numbers) -> None:
+        """The reverse of `read_block`."""
+
+def linear(out: Numbers, x: Numbers, weight: PackedWeight, bias: Floats | None = None) -> None:
+    """out [num_tokens, rows] = x [num_tokens, cols] @ weight.T + bias [rows].
+
+    Sums in float32. With an int8 weight each row of x is rounded to 255 levels first.
+    """
+
+def embedding(out: Numbers, token_ids: Ints, weight: PackedWeight) -> None:
+    """out [num_tokens, cols] = rows of the weight."""
+
+def rms_norm(out: Numbers, x: Numbers, weight: Floats | None, eps: float) -> None:
+    """As core.ops.norm.rms_norm; over the last axis."""
+
+def add_rms_norm(
+    out: Numbers, total: Numbers, x: Numbers, residual: Numbers, weight: Floats | None, eps: float
+) -> None:
+    """total = x + residual, out = rms_norm(total). total may be x or residual."""
+
+def layer_norm(out: Numbers, x: Numbers, weight: Floats | None, bias: Floats | None, eps: float) -> None:
+    """As core.ops.norm.layer_norm; over the last axis."""
+
+def rope(out: Numbers, x: Numbers, cos: Floats, sin: Floats, interleaved: bool = False) -> None:
+    """As core.ops.rope.rope. x [num_tokens, num_heads, head_dim] may be a slice of a wider array; out may be x."""
+
+def act(out: Numbers, x: Numbers, activation: str) -> None:
+    """out = an ActivationName of x."""
+
+def act_mul(out: Numbers, x: Numbers, activation: str) -> None:
+    """out [..., n] = act(gate) * up, where x [..., 2 * n] holds gate then up."""
+
+def gather(out: npt.NDArray[Any], x: npt.NDArray[Any], indices: Ints) -> None:
+    """out = x[indices]."""
+
+def write_kv(kv_cache: KVCache, key: Numbers, value: Numbers, slot_mapping: Ints) -> None:
+    """key, value [num_tokens, num_kv_heads, head_dim], maybe slices of a wider array; a slot of -1 is skipped."""
+
+def paged_attention(
+    out: Numbers,
+    query: Numbers,
+    kv_cache: KVCache,
+    query_start_loc: Ints,
+    seq_lens: Ints,
+    block_table: Ints,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Floats | None = None,
+    alibi_slopes: Floats | None = None,
+) -> None:
+    """As core.ops.attention.paged_attention; at most 32 query heads to a KV head."""
+
+def sample(
+    out: Ints,
+    logits: Floats,
+    seeds: Ints,
+    positions: Ints,
+    temperature: Floats | None = None,
+    top_k: Ints | None = None,
+    top_p: Floats | None = None,
+    min_p: Floats | None = None,
+) -> None:
+    """As core.ops.sampling.sample; out [num_rows]."""
+
+def gumbel_noise(seed: int, position: int, token: int) -> float:
+    """As core.ops.sampling.gumbel_noise, of one token."""

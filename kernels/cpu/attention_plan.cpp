@@ -1,0 +1,150 @@
+#include "attention_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "convert.h"
+
+namespace headrace {
+namespace {
+
+std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+KVCache layout(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
+               Dtype dtype) {
+    if (num_blocks < 1 || num_kv_heads < 1 || head_dim < 1 || block_size < 1 || (block_size & (block_size - 1)) != 0)
+        throw std::invalid_argument("a KV cache needs a block size that is a power of two and sizes of at least one, "
+                                    "got num_blocks=" + std::to_string(num_blocks) + " block_size=" +
+                                    std::to_string(block_size) + " num_kv_heads=" + std::to_string(num_kv_heads) +
+                                    " head_dim=" + std::to_string(head_dim));
+    KVCache cache{};
+    cache.dtype = dtype;
+    cache.num_blocks = num_blocks;
+    cache.block_size = block_size;
+    cache.num_kv_heads = num_kv_heads;
+    cache.head_dim = head_dim;
+    cache.value_stride = round_up(head_dim, 16);
+    cache.key_panel_bytes = round_up(head_dim, 2) * kKeyPanel * bytes_of(dtype);
+    cache.key_bytes = (block_size + kKeyPanel - 1) / kKeyPanel * cache.key_panel_bytes;
+    cache.value_bytes = block_size * cache.value_stride * bytes_of(dtype);
+    return cache;
+}
+
+}  // namespace
+
+std::int64_t kv_bytes(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads,
+                      std::int64_t head_dim, Dtype dtype) {
+    const KVCache cache = layout(num_blocks, block_size, num_kv_heads, head_dim, dtype);
+    return num_blocks * num_kv_heads * (cache.key_bytes + cache.value_bytes);
+}
+
+KVMemory::KVMemory(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
+                   Dtype dtype)
+    : cache_(layout(num_blocks, block_size, num_kv_heads, head_dim, dtype)) {
+    memory_ = allocate(static_cast<std::size_t>(kv_bytes(num_blocks, block_size, num_kv_heads, head_dim, dtype)));
+    cache_.keys = memory_.data;
+    cache_.values = memory_.data + num_blocks * num_kv_heads * cache_.key_bytes;
+}
+
+// Call copy(index in the canonical layout, number in the cache) for all numbers of a block.
+template <class Copy>
+void KVMemory::each_number(std::int64_t block, const Copy &copy) const {
+    if (block < 0 || block >= cache_.num_blocks)
+        throw std::invalid_argument("block " + std::to_string(block) + " is not in a cache of " +
+                                    std::to_string(cache_.num_blocks) + " blocks");
+    const std::int64_t size = bytes_of(cache_.dtype);
+    const std::int64_t tokens = cache_.block_size, heads = cache_.num_kv_heads, head_dim = cache_.head_dim;
+    for (std::int64_t o = 0; o < tokens; ++o)
+        for (std::int64_t h = 0; h < heads; ++h)
+            for (std::int64_t d = 0; d < head_dim; ++d) {
+                const std::int64_t place = block * heads + h, lane = o % kKeyPanel;
+                const std::int64_t at = cache_.dtype == Dtype::bf16 ? (d / 2 * kKeyPanel + lane) * 2 + d % 2
+                                                                   : d * kKeyPanel + lane;
+                char *key = cache_.keys + place * cache_.key_bytes + o / kKeyPanel * cache_.key_panel_bytes + at * size;
+                char *value = cache_.values + place * cache_.value_bytes + (o * cache_.value_stride + d) * size;
+                copy((o * heads + h) * head_dim + d, key);
+                copy(((tokens + o) * heads + h) * head_dim + d, value);
+            }
+}
+
+void KVMemory::read_block(std::int64_t block, void *out) const {
+    const auto size = static_cast<std::size_t>(bytes_of(cache_.dtype));
+    each_number(block, [&](std::int64_t index, const char *number) {
+        std::memcpy(static_cast<char *>(out) + static_cast<std::size_t>(index) * size, number, size);
+    });
+}
+
+void KVMemory::write_block(std::int64_t block, const void *in) {
+    const auto size = static_cast<std::size_t>(bytes_of(cache_.dtype));
+    each_number(block, [&](std::int64_t index, char *number) {
+        std::memcpy(number, static_cast<const char *>(in) + static_cast<std::size_t>(index) * size, size);
+    });
+}
+
+void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_loc, const std::int32_t *seq_lens,
+                         std::int64_t num_reqs, std::int64_t num_tokens, int num_threads) {
+    blocks_.clear();
+    tasks_.clear();
+    const KVCache &cache = args.cache;
+    const std::int64_t group = args.num_heads / cache.num_kv_heads;
+    const std::int64_t step = std::max<std::int64_t>(1, kAttentionRows / group);
+    for (std::int64_t r = 0; r < num_reqs; ++r) {
+        const std::int64_t begin = query_start_loc[r], end = query_start_loc[r + 1], seq_len = seq_lens[r];
+        if (begin < 0 || end < begin || end > num_tokens)
+            throw std::invalid_argument("query_start_loc must rise from 0 to at most the number of tokens (" +
+                                        std::to_string(num_tokens) + "); request " + std::to_string(r) + " has [" +
+                                        std::to_string(begin) + ", " + std::to_string(end) + ")");
+        if (begin == end) continue;
+        if (seq_len < end - begin || seq_len > args.max_num_blocks * cache.block_size)
+            throw std::invalid_argument("request " + std::to_string(r) + " has " + std::to_string(end - begin) +
+                                        " tokens, a sequence length of " + std::to_string(seq_len) +
+                                        " and a block table for " +
+                                        std::to_string(args.max_num_blocks * cache.block_size));
+        const std::int64_t first_position = seq_len - (end - begin);
+        const std::int64_t seen = args.window ? std::max<std::int64_t>(0, first_position - args.window + 1) : 0;
+        for (std::int64_t b = seen / cache.block_size; b * cache.block_size < seq_len; ++b) {
+            const std::int32_t block = args.block_table[r * args.max_num_blocks + b];
+            if (block < 0 || block >= cache.num_blocks)
+                throw std::invalid_argument("block table entry [" + std::to_string(r) + ", " + std::to_string(b) +
+                                            "] is " + std::to_string(block) + ", the cache has " +
+                                            std::to_string(cache.num_blocks) + " blocks");
+        }
+        for (std::int64_t token = begin; token < end; token += step) {
+            const std::int64_t count = std::min(step, end - token), position = first_position + token - begin;
+            const std::int64_t low = args.window ? std::max<std::int64_t>(0, position - args.window + 1) : 0;
+            const std::int64_t first = low / kSegment, last = (position + count - 1) / kSegment + 1;
+            for (std::int64_t h = 0; h < cache.num_kv_heads; ++h)
+                blocks_.push_back({static_cast<std::int32_t>(r), static_cast<std::int32_t>(h),
+                                   static_cast<std::int32_t>(token), static_cast<std::int32_t>(count),
+                                   static_cast<std::int32_t>(position), static_cast<std::int32_t>(first),
+                                   static_cast<std::int32_t>(last - first), 0, -1});
+        }
+    }
+    // With few blocks their segments are shared among the threads; the sums are the same.
+    const bool is_split = num_threads > 1 && static_cast<int>(blocks_.size()) < 4 * num_threads;
+    std::int64_t num_partials = 0;
+    for (std::size_t b = blocks_.size(); b-- > 0;) {  // the last tokens of a prompt have the most keys: first
+        AttentionBlock &block = blocks_[b];
+        if (!is_split || block.num_segments == 1) {
+            tasks_.push_back({static_cast<std::int32_t>(b), -1});
+            continue;
+        }
+        block.pending = block.num_segments;
+        block.partials = num_partials;
+        num_partials += block.num_segments * block.num_tokens * group * (cache.value_stride + kPartialTail);
+        for (std::int32_t s = 0; s < block.num_segments; ++s)
+            tasks_.push_back({static_cast<std::int32_t>(b), block.first_segment + s});
+    }
+    if (static_cast<std::size_t>(num_partials) > partials_.size())
+        partials_.resize(static_cast<std::size_t>(num_partials));
+    next_task_ = 0;
+    args.blocks = blocks_.data();
+    args.tasks = tasks_.data();
+    args.num_tasks = static_cast<std::int64_t>(tasks_.size());
+    args.next_task = &next_task_;
+    args.partials = partials_.data();
+}
+
+}  // namespace headrace

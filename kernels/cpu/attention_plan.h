@@ -1,0 +1,54 @@
+// KV caches, and how a ragged batch is cut into tasks of the attention kernel.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+
+namespace headrace {
+
+// Owns the KV cache of one layer, zeroed.
+class KVMemory {
+  public:
+    // Throws std::invalid_argument if block_size is no power of two or a size is below one.
+    KVMemory(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
+             Dtype dtype);
+
+    const KVCache &cache() const { return cache_; }
+    std::int64_t num_bytes() const { return static_cast<std::int64_t>(memory_.num_bytes); }
+    const void *data() const { return memory_.data; }
+
+    // Copy one block from or to the canonical host layout [2, block_size, num_kv_heads, head_dim] (keys, values) in
+    // the cache's dtype.
+    void read_block(std::int64_t block, void *out) const;
+    void write_block(std::int64_t block, const void *in);
+
+  private:
+    template <class Copy>
+    void each_number(std::int64_t block, const Copy &copy) const;
+
+    Allocation memory_;
+    KVCache cache_;
+};
+
+std::int64_t kv_bytes(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads,
+                      std::int64_t head_dim, Dtype dtype);
+
+// Owns what AttentionArgs points at for one call; kept between calls so that a step allocates nothing new.
+class AttentionPlan {
+  public:
+    // Fill in blocks, tasks and partials of `args` from the batch. Throws std::invalid_argument for lengths that do
+    // not fit together and for a needed entry of the block table outside the cache.
+    void make(AttentionArgs &args, const std::int32_t *query_start_loc, const std::int32_t *seq_lens,
+              std::int64_t num_reqs, std::int64_t num_tokens, int num_threads);
+
+  private:
+    std::vector<AttentionBlock> blocks_;
+    std::vector<AttentionTask> tasks_;
+    std::vector<float> partials_;
+    std::int64_t next_task_ = 0;
+};
+
+}  // namespace headrace

@@ -1,0 +1,118 @@
+// rope and the activations.
+#include "vmath.h"
+
+namespace headrace::HEADRACE_TIER {
+namespace {
+
+template <class T>
+void rope_of(const RopeArgs &args, const Context &context) {
+    int64_t begin, end;
+    share(args.num_tokens * args.num_heads, context, &begin, &end);
+    const int64_t half = args.rotary_dim / 2;
+    for (int64_t item = begin; item < end; ++item) {
+        const int64_t token = item / args.num_heads, head = item % args.num_heads;
+        const T *x = static_cast<const T *>(args.x) + token * args.x_stride + head * args.head_dim;
+        T *out = static_cast<T *>(args.out) + (token * args.num_heads + head) * args.head_dim;
+        const float *cos = args.cos + token * half, *sin = args.sin + token * half;
+        if (args.interleaved) {
+            for (int64_t i = 0; i < half; ++i) {
+                const float a = to_float(x[2 * i]), b = to_float(x[2 * i + 1]);
+                from_float(out + 2 * i, a * cos[i] - b * sin[i]);
+                from_float(out + 2 * i + 1, b * cos[i] + a * sin[i]);
+            }
+        } else {
+            int64_t i = 0;
+            for (; i + kLanes <= half; i += kLanes) {
+                const V a = load_as_float(x + i), b = load_as_float(x + half + i);
+                const V c = load<V>(cos + i), s = load<V>(sin + i);
+                store_from_float(out + i, a * c - b * s);
+                store_from_float(out + half + i, b * c + a * s);
+            }
+            for (; i < half; ++i) {
+                const float a = to_float(x[i]), b = to_float(x[half + i]);
+                from_float(out + i, a * cos[i] - b * sin[i]);
+                from_float(out + half + i, b * cos[i] + a * sin[i]);
+            }
+        }
+        if (out != x)
+            memcpy(out + 2 * half, x + 2 * half, static_cast<size_t>(args.head_dim - 2 * half) * sizeof(T));
+    }
+}
+
+INLINE V activate(V x, Activation activation) {
+    const V zero = {};
+    switch (activation) {
+        case Activation::silu: return x * sigmoid(x);
+        case Activation::gelu:
+            return x * splat(0.5f) * (splat(1.0f) + each(x * splat(0x1.6a09e6p-1f), [](float v) { return erff(v); }));
+        case Activation::gelu_tanh: {
+            const V inner = splat(0x1.988454p-1f) * (x + splat(0.044715f) * x * x * x);
+            return x * splat(0.5f) * (splat(1.0f) + tanh(inner));
+        }
+        case Activation::relu: return x < zero ? zero : x;
+        case Activation::relu2: {
+            const V positive = x < zero ? zero : x;
+            return positive * positive;
+        }
+        case Activation::quick_gelu: return x * sigmoid(splat(1.702f) * x);
+    }
+    return x;
+}
+
+template <class T, Activation activation>
+void act_of(const ActArgs &args, const Context &context) {
+    // Pieces of rows, so that one token is work for all threads too.
+    constexpr int64_t kPiece = 256;
+    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
+    int64_t begin, end;
+    share(args.num_tokens * pieces, context, &begin, &end);
+    for (int64_t item = begin; item < end; ++item) {
+        const int64_t token = item / pieces, first = item % pieces * kPiece;
+        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+        const T *gate = static_cast<const T *>(args.x) + token * args.n * (args.is_gated ? 2 : 1), *up = gate + args.n;
+        T *out = static_cast<T *>(args.out) + token * args.n;
+        int64_t i = first;
+        for (; i + kLanes <= last; i += kLanes) {
+            V value = activate(load_as_float(gate + i), activation);
+            if (args.is_gated) value = value * load_as_float(up + i);
+            store_from_float(out + i, value);
+        }
+        if (i < last) {
+            V value = activate(load_tail(gate + i, last - i), activation);
+            if (args.is_gated) value = value * load_tail(up + i, last - i);
+            store_tail(out + i, value, last - i);
+        }
+    }
+}
+
+template <class T>
+void act_for(const ActArgs &args, const Context &context) {
+    switch (args.activation) {
+        case Activation::silu: return act_of<T, Activation::silu>(args, context);
+        case Activation::gelu: return act_of<T, Activation::gelu>(args, context);
+        case Activation::gelu_tanh: return act_of<T, Activation::gelu_tanh>(args, context);
+        case Activation::relu: return act_of<T, Activation::relu>(args, context);
+        case Activation::relu2: return act_of<T, Activation::relu2>(args, context);
+        case Activation::quick_gelu: return act_of<T, Activation::quick_gelu>(args, context);
+    }
+}
+
+}  // namespace
+
+void rope(const RopeArgs &args, const Context &context) {
+    switch (args.dtype) {
+        case Dtype::f32: return rope_of<float>(args, context);
+        case Dtype::bf16: return rope_of<bf16>(args, context);
+        case Dtype::f16: return rope_of<f16>(args, context);
+    }
+}
+
+void act(const ActArgs &args, const Context &context) {
+    switch (args.dtype) {
+        case Dtype::f32: return act_for<float>(args, context);
+        case Dtype::bf16: return act_for<bf16>(args, context);
+        case Dtype::f16: return act_for<f16>(args, context);
+    }
+}
+
+}  // namespace headrace::HEADRACE_TIER

@@ -1,0 +1,137 @@
+#include "isa.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <stdexcept>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#define HEADRACE_X86 1
+#endif
+
+namespace headrace {
+
+#define HEADRACE_DECLARE_TIER(name) \
+    namespace name {                \
+    const Kernels *table();         \
+    }
+HEADRACE_DECLARE_TIER(scalar)
+#ifdef HEADRACE_X86
+HEADRACE_DECLARE_TIER(avx2)
+HEADRACE_DECLARE_TIER(avx512)
+HEADRACE_DECLARE_TIER(avx512_bf16)
+#endif
+#ifdef HEADRACE_EMULATED_TIERS
+HEADRACE_DECLARE_TIER(emulated_avx512)
+HEADRACE_DECLARE_TIER(emulated_avx512_bf16)
+#endif
+#undef HEADRACE_DECLARE_TIER
+
+namespace {
+
+bool always() { return true; }
+
+#ifdef HEADRACE_X86
+struct Cpuid {
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+};
+
+Cpuid cpuid(unsigned leaf, unsigned subleaf) {
+    Cpuid r;
+    // __get_cpuid_count checks the highest leaf and leaves zeros if there is no such leaf.
+    __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
+    return r;
+}
+
+bool bit(unsigned word, int index) { return (word >> index) & 1u; }
+
+// The operating system saves these register files (XCR0): without it the instructions fault.
+bool os_saves(unsigned long long mask) {
+    if (!bit(cpuid(1, 0).ecx, 27)) return false;  // OSXSAVE
+    unsigned low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return ((static_cast<unsigned long long>(high) << 32 | low) & mask) == mask;
+}
+
+bool has_avx2() {
+    const Cpuid one = cpuid(1, 0), seven = cpuid(7, 0);
+    return os_saves(0x6) && bit(one.ecx, 28) && bit(one.ecx, 12) && bit(one.ecx, 29) && bit(seven.ebx, 5) &&
+           bit(seven.ebx, 3) && bit(seven.ebx, 8);  // AVX, FMA, F16C, AVX2, BMI1, BMI2
+}
+
+bool has_avx512() {
+    const Cpuid seven = cpuid(7, 0);
+    return has_avx2() && os_saves(0xE6) && bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) &&
+           bit(seven.ebx, 31);  // F, DQ, BW, VL
+}
+
+bool has_avx512_bf16() {
+    return has_avx512() && bit(cpuid(7, 0).ecx, 11) && bit(cpuid(7, 1).eax, 5);  // VNNI, BF16
+}
+#endif
+
+std::string names(bool supported_only) {
+    std::string text;
+    for (const Tier &tier : compiled_tiers()) {
+        if (supported_only && !tier.is_supported()) continue;
+        if (!text.empty()) text += ", ";
+        text += tier.name;
+    }
+    return text;
+}
+
+const Tier &find(const std::string &name, const std::string &origin) {
+    for (const Tier &tier : compiled_tiers()) {
+        if (name != tier.name) continue;
+        if (!tier.is_supported())
+            throw std::runtime_error(origin + " asks for kernels of tier '" + name +
+                                     "', but this CPU (or its operating system) lacks the instructions; it can run: " +
+                                     names(true));
+        return tier;
+    }
+    throw std::invalid_argument(origin + " names an unknown tier '" + name + "'; this build has: " + names(false));
+}
+
+const Tier &choose() {
+    const char *forced = std::getenv("HEADRACE_CPU_ISA");
+    if (forced != nullptr && *forced != '\0') return find(forced, "HEADRACE_CPU_ISA");
+    const Tier *best = nullptr;
+    for (const Tier &tier : compiled_tiers())
+        if (!tier.is_emulated && tier.is_supported()) best = &tier;
+    return *best;
+}
+
+std::atomic<const Tier *> active{nullptr};
+
+}  // namespace
+
+const std::vector<Tier> &compiled_tiers() {
+    static const std::vector<Tier> tiers = {
+        {"scalar", scalar::table, always, false},
+#ifdef HEADRACE_X86
+        {"avx2", avx2::table, has_avx2, false},
+        {"avx512", avx512::table, has_avx512, false},
+        {"avx512_bf16", avx512_bf16::table, has_avx512_bf16, false},
+#endif
+#ifdef HEADRACE_EMULATED_TIERS
+        {"emulated_avx512", emulated_avx512::table, always, true},
+        {"emulated_avx512_bf16", emulated_avx512_bf16::table, always, true},
+#endif
+    };
+    return tiers;
+}
+
+const Tier &active_tier() {
+    const Tier *tier = active.load(std::memory_order_acquire);
+    if (tier == nullptr) {
+        tier = &choose();
+        active.store(tier, std::memory_order_release);
+    }
+    return *tier;
+}
+
+void set_active_tier(const std::string &name) {
+    active.store(&find(name, "set_isa"), std::memory_order_release);
+}
+
+}  // namespace headrace

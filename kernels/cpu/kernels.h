@@ -1,0 +1,166 @@
+// The border between the shared code and the kernels, which are compiled once for each ISA tier.
+//
+// Kernel sources are compiled with instructions that this CPU may lack. If the linker took the copy of an inline
+// function from such an object file, shared code would fault. So kernel sources include C headers only, their own
+// code lives in a namespace of the tier, and helpers in shared headers are static. ci/wheels checks the symbols.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+namespace headrace {
+
+// Numbers of activations and KV caches. bf16 and f16 are held as uint16_t.
+enum class Dtype : int { f32, bf16, f16 };
+
+// Numbers of packed weights. Rows come in panels of kPanel: see pack.h for each layout.
+enum class Format : int { f32, bf16, f16, i8, q8_0, q4_0, q4_1, w4 };
+
+enum class Activation : int { silu, gelu, gelu_tanh, relu, relu2, quick_gelu };
+
+constexpr int kPanel = 16;     // output rows that are packed side by side
+constexpr int kKeyPanel = 16;  // keys of a KV block that are stored side by side
+
+// What a thread of a parallel region knows.
+struct Context {
+    int thread;
+    int num_threads;
+    char *scratch;  // of this thread, 64-byte aligned
+    void *pool;
+    void (*wait)(void *pool);  // barrier over all threads of the region
+};
+
+// [*begin, *end) is this thread's share of n items.
+static inline void share(int64_t n, const Context &context, int64_t *begin, int64_t *end) {
+    *begin = n * context.thread / context.num_threads;
+    *end = n * (context.thread + 1) / context.num_threads;
+}
+
+struct Weight {
+    Format format;
+    int64_t rows, cols;    // out_features, in_features
+    int64_t padded_cols;   // cols rounded up to the format's unit; the padding is zero
+    int64_t panel_bytes;   // from one panel to the next
+    int64_t group;         // w4: columns that share a scale
+    const char *data;
+    const float *scales;   // i8: [padded rows]
+    const int32_t *sums;   // i8: sum of each row's integers, [padded rows]
+};
+
+struct LinearArgs {
+    const void *x;  // [num_tokens, cols]
+    Dtype dtype;    // of x and out
+    int64_t num_tokens;
+    Weight weight;
+    const float *bias;  // [rows] or null
+    void *out;          // [num_tokens, rows]
+};
+
+struct NormArgs {
+    const void *x;         // [num_tokens, n]
+    const void *residual;  // [num_tokens, n] or null
+    const float *weight;   // [n] or null
+    const float *bias;     // [n] or null; layer_norm only
+    void *out;             // [num_tokens, n]
+    void *sum;             // [num_tokens, n], x + residual; null without a residual
+    Dtype dtype;
+    int64_t num_tokens, n;
+    float eps;
+};
+
+struct RopeArgs {
+    const void *x;  // [num_tokens, num_heads, head_dim]
+    void *out;      // may be x
+    const float *cos, *sin;  // [num_tokens, rotary_dim / 2]
+    Dtype dtype;
+    int64_t num_tokens, num_heads, head_dim, rotary_dim;
+    int64_t x_stride;  // elements from one token of x to the next
+    bool interleaved;
+};
+
+struct ActArgs {
+    const void *x;  // [num_tokens, 2 * n] if is_gated, else [num_tokens, n]
+    void *out;      // [num_tokens, n]
+    Dtype dtype;
+    Activation activation;
+    int64_t num_tokens, n;
+    bool is_gated;
+};
+
+// One layer's KV cache. All keys of a block and head are one run of memory, and so are all values; values lie as
+// [num_blocks, num_kv_heads, block_size, value_stride]. Keys lie in panels of 16 positions (fewer if a block is
+// smaller): [num_blocks, num_kv_heads, panels, head_dim, 16], or, for bf16, [.., head_dim / 2, 16, 2].
+struct KVCache {
+    char *keys, *values;
+    Dtype dtype;
+    int64_t num_blocks, block_size, num_kv_heads, head_dim;
+    int64_t value_stride;           // head_dim rounded up to a vector; the padding is zero
+    int64_t key_panel_bytes;        // of one panel, head_dim rounded up to even
+    int64_t key_bytes, value_bytes;  // of one block and head
+};
+
+struct WriteKVArgs {
+    KVCache cache;
+    const void *key, *value;           // [num_tokens, num_kv_heads, head_dim]
+    int64_t key_stride, value_stride;  // elements from one token to the next
+    Dtype dtype;
+    const int32_t *slot_mapping;  // [num_tokens], -1 is padding
+    int64_t num_tokens;
+};
+
+// Positions of a softmax that are summed at once. Segments start at multiples of it, whatever the batch.
+constexpr int64_t kSegment = 256;
+
+// Rows (tokens times query heads of one KV head) that share one pass over keys and values.
+constexpr int64_t kAttentionRows = 32;
+
+// Floats behind a partial result's sums: the maximum, the sum of weights, and room to keep the next one aligned.
+constexpr int64_t kPartialTail = 16;
+
+// Tokens of one request and one KV head. Its segments are one task, or a task each.
+struct AttentionBlock {
+    int32_t request, kv_head, first_token, num_tokens;  // first_token: row of the query
+    int32_t first_position;                             // of first_token
+    int32_t first_segment, num_segments;
+    int32_t pending;        // segments not yet done, if they are tasks of their own
+    int64_t partials;       // where theirs begin in AttentionArgs::partials; -1: one task
+};
+
+struct AttentionTask {
+    int32_t block, segment;  // segment -1: all
+};
+
+struct AttentionArgs {
+    KVCache cache;
+    const void *query;     // [num_tokens, num_heads, head_dim]
+    int64_t query_stride;  // elements from one token to the next
+    void *out;             // [num_tokens, num_heads, head_dim]
+    Dtype dtype;
+    int64_t num_heads;
+    const int32_t *block_table;  // [num_reqs, max_num_blocks]
+    int64_t max_num_blocks;
+    float scale, softcap;
+    int64_t window;
+    const float *sinks, *alibi_slopes;  // [num_heads] or null
+    AttentionBlock *blocks;
+    const AttentionTask *tasks;
+    int64_t num_tasks;
+    int64_t *next_task;  // shared counter, zero at the start
+    float *partials;     // per segment and row: value_stride sums and the tail
+};
+
+// The kernels of one tier. Each is called by every thread of a region with the same arguments, does its share, and
+// returns without waiting for the others.
+struct Kernels {
+    size_t (*linear_scratch)(const LinearArgs &);
+    void (*linear)(const LinearArgs &, const Context &);
+    void (*rms_norm)(const NormArgs &, const Context &);
+    void (*layer_norm)(const NormArgs &, const Context &);
+    void (*rope)(const RopeArgs &, const Context &);
+    void (*act)(const ActArgs &, const Context &);
+    void (*write_kv)(const WriteKVArgs &, const Context &);
+    size_t (*attention_scratch)(const AttentionArgs &);
+    void (*attention)(const AttentionArgs &, const Context &);
+};
+
+}  // namespace headrace

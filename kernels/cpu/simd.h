@@ -1,0 +1,225 @@
+// The vector type of a tier and the few instructions that plain C++ does not reach.
+//
+// V holds kLanes floats and I as many int32. Arithmetic, comparisons and shifts are the compiler's vector operators;
+// contraction is off (CMakeLists.txt), so a fused multiply-add happens exactly where fma() is written: the bits of
+// a result may not depend on which loop computed it. With HEADRACE_EMULATE a tier of wide vectors is built from
+// plain C++, so that its code can be tested on any CPU.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kernels.h"
+
+#if HEADRACE_LANES == 16 && defined(__AVX512F__) && !defined(HEADRACE_EMULATE)
+#define HEADRACE_HAS_512 1
+#elif HEADRACE_LANES == 8 && defined(__AVX2__)
+#define HEADRACE_HAS_256 1
+#endif
+#define INLINE inline __attribute__((always_inline))
+
+namespace headrace::HEADRACE_TIER {
+namespace {
+
+constexpr int kLanes = HEADRACE_LANES;
+
+typedef float V __attribute__((vector_size(4 * kLanes)));
+typedef int32_t I __attribute__((vector_size(4 * kLanes)));
+typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
+typedef int16_t S __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
+
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+template <class To, class From>
+INLINE To bits_as(From value) {
+    static_assert(sizeof(To) == sizeof(From));
+    To result;
+    memcpy(&result, &value, sizeof result);
+    return result;
+}
+
+template <class T>
+INLINE T load(const void *data) {
+    T result;
+    memcpy(&result, data, sizeof result);
+    return result;
+}
+template <class T>
+INLINE void store(void *data, T value) {
+    memcpy(data, &value, sizeof value);
+}
+
+INLINE V splat(float value) { return V{} + value; }
+INLINE I splat_word(uint32_t word) { return I{} + static_cast<int32_t>(word); }
+
+// a * b + c. Rounds once where the tier has the instruction.
+INLINE V fma(V a, V b, V c) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(HEADRACE_HAS_256)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__) && HEADRACE_LANES == 4
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE V max(V a, V b) { return a > b ? a : b; }
+INLINE V min(V a, V b) { return a < b ? a : b; }
+INLINE V abs(V a) { return bits_as<V>(bits_as<I>(a) & 0x7FFFFFFF); }
+
+INLINE V sqrt(V a) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_sqrt_ps(a);
+#elif defined(HEADRACE_HAS_256)
+    return _mm256_sqrt_ps(a);
+#else
+    V result;
+    for (int i = 0; i < kLanes; ++i) result[i] = __builtin_sqrtf(a[i]);
+    return result;
+#endif
+}
+
+INLINE V to_float(I a) { return __builtin_convertvector(a, V); }
+
+// Sum of the lanes, as a tree.
+INLINE float sum(V a) {
+    float lanes[kLanes];
+    store(lanes, a);
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) lanes[i] = lanes[i] + lanes[i + width];
+    return lanes[0];
+}
+INLINE float highest(V a) {
+    float best = a[0];
+    for (int i = 1; i < kLanes; ++i) best = a[i] > best ? a[i] : best;
+    return best;
+}
+
+// kLanes numbers of a dtype, as floats.
+INLINE V load_as_float(const float *data) { return load<V>(data); }
+INLINE V load_as_float(const bf16 *data) {
+    return bits_as<V>(__builtin_convertvector(load<H>(data), U) << 16);
+}
+INLINE float to_float(float value) { return value; }
+INLINE float to_float(bf16 value) { return bits_as<float>(static_cast<uint32_t>(value.bits) << 16); }
+INLINE float to_float(f16 value) {
+    const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16, rest = value.bits & 0x7FFF;
+    if (rest >= 0x7C00) return bits_as<float>(sign | 0x7F800000 | (rest & 0x3FF) << 13);
+    // The exponent is moved by a product, which also normalises small numbers.
+    return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f));
+}
+INLINE V load_as_float(const f16 *data) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_cvtph_ps(load<__m256i>(data));
+#elif defined(HEADRACE_HAS_256)
+    return _mm256_cvtph_ps(load<__m128i>(data));
+#else
+    V result;
+    for (int i = 0; i < kLanes; ++i) result[i] = to_float(data[i]);
+    return result;
+#endif
+}
+
+// Floats to a dtype, to nearest even; a NaN stays one.
+INLINE void store_from_float(float *data, V value) { store(data, value); }
+INLINE void store_from_float(bf16 *data, V value) {
+    const U word = bits_as<U>(value);
+    const U rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16;
+    const U quiet = (word >> 16) | 0x40;
+    const U result = value == value ? rounded : quiet;
+    store(data, __builtin_convertvector(result, H));
+}
+INLINE void from_float(float *data, float value) { *data = value; }
+INLINE void from_float(bf16 *data, float value) {
+    const uint32_t word = bits_as<uint32_t>(value);
+    const uint32_t rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16;
+    data->bits = static_cast<uint16_t>(value == value ? rounded : ((word >> 16) | 0x40));
+}
+INLINE void from_float(f16 *data, float value) {
+    const uint32_t word = bits_as<uint32_t>(value), sign = word >> 16 & 0x8000, rest = word & 0x7FFFFFFF;
+    uint32_t result;
+    if (rest >= 0x7F800001) {
+        result = 0x7E00;
+    } else if (rest >= 0x477FF000) {  // rounds to 65536 or more
+        result = 0x7C00;
+    } else if (rest < 0x38800000) {  // subnormal: adding 0.5 rounds at the last bit that f16 has
+        result = bits_as<uint32_t>(bits_as<float>(rest) + 0.5f) - 0x3F000000;
+    } else {
+        result = (rest - 0x38000000 + 0xFFF + (rest >> 13 & 1)) >> 13;
+    }
+    data->bits = static_cast<uint16_t>(sign | result);
+}
+INLINE void store_from_float(f16 *data, V value) {
+#if defined(HEADRACE_HAS_512)
+    store(data, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(HEADRACE_HAS_256)
+    store(data, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < kLanes; ++i) from_float(data + i, value[i]);
+#endif
+}
+
+// The first n < kLanes numbers of a row's end; the lanes behind them are zero.
+template <class T>
+INLINE V load_tail(const T *data, int64_t n) {
+    T lanes[kLanes] = {};
+    memcpy(lanes, data, static_cast<size_t>(n) * sizeof(T));
+    return load_as_float(lanes);
+}
+template <class T>
+INLINE void store_tail(T *data, V value, int64_t n) {
+    T lanes[kLanes];
+    store_from_float(lanes, value);
+    memcpy(data, lanes, static_cast<size_t>(n) * sizeof(T));
+}
+
+// acc + w.lo * x.lo + w.hi * x.hi, for pairs of int16 in each lane.
+INLINE I dot_i16(I acc, I w, I x) {
+#if defined(HEADRACE_HAS_512)
+    return acc + bits_as<I>(_mm512_madd_epi16(bits_as<__m512i>(w), bits_as<__m512i>(x)));
+#elif defined(HEADRACE_HAS_256)
+    return acc + bits_as<I>(_mm256_madd_epi16(bits_as<__m256i>(w), bits_as<__m256i>(x)));
+#elif defined(__SSE2__) && HEADRACE_LANES == 4
+    return acc + bits_as<I>(_mm_madd_epi16(bits_as<__m128i>(w), bits_as<__m128i>(x)));
+#else
+    return acc + ((w << 16) >> 16) * ((x << 16) >> 16) + (w >> 16) * (x >> 16);
+#endif
+}
+
+#ifdef HEADRACE_HAS_DOT
+// acc + dot product of four uint8 of x and four int8 of w, in each lane.
+INLINE I dot_u8_i8(I acc, I x, I w) {
+#if defined(HEADRACE_HAS_512)
+    return bits_as<I>(_mm512_dpbusd_epi32(bits_as<__m512i>(acc), bits_as<__m512i>(x), bits_as<__m512i>(w)));
+#else
+    for (int shift = 0; shift < 32; shift += 8) acc += ((x >> shift) & 255) * ((w << (24 - shift)) >> 24);
+    return acc;
+#endif
+}
+
+// acc + w.lo * x.lo + w.hi * x.hi, for pairs of bf16 in each lane.
+INLINE V dot_bf16(V acc, I w, I x) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_dpbf16_ps(acc, bits_as<__m512bh>(w), bits_as<__m512bh>(x));
+#else
+    const I high = splat_word(0xFFFF0000);
+    acc = acc + bits_as<V>(w << 16) * bits_as<V>(x << 16);
+    return acc + bits_as<V>(w & high) * bits_as<V>(x & high);
+#endif
+}
+#endif
+
+}  // namespace
+}  // namespace headrace::HEADRACE_TIER

@@ -1,0 +1,22 @@
+// The table of one tier's kernels.
+#include "kernels.h"
+
+namespace headrace::HEADRACE_TIER {
+
+size_t linear_scratch(const LinearArgs &);
+void linear(const LinearArgs &, const Context &);
+void rms_norm(const NormArgs &, const Context &);
+void layer_norm(const NormArgs &, const Context &);
+void rope(const RopeArgs &, const Context &);
+void act(const ActArgs &, const Context &);
+void write_kv(const WriteKVArgs &, const Context &);
+size_t attention_scratch(const AttentionArgs &);
+void attention(const AttentionArgs &, const Context &);
+
+const Kernels *table() {
+    static const Kernels kernels = {linear_scratch, linear, rms_norm, layer_norm, rope, act, write_kv, attention_scratch,
+                                    attention};
+    return &kernels;
+}
+
+}  // namespace headrace::HEADRACE_TIER
