@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -19,6 +20,11 @@ KVCache layout(std::int64_t num_blocks, std::int64_t block_size, std::int64_t nu
                                     "got num_blocks=" + std::to_string(num_blocks) + " block_size=" +
                                     std::to_string(block_size) + " num_kv_heads=" + std::to_string(num_kv_heads) +
                                     " head_dim=" + std::to_string(head_dim));
+    // So that no size below overflows.
+    constexpr double kMaxNumbers = 1e14;
+    if (static_cast<double>(num_blocks) * static_cast<double>(block_size + 16) *
+            static_cast<double>(num_kv_heads) * static_cast<double>(head_dim + 16) > kMaxNumbers)
+        throw std::bad_alloc();
     KVCache cache{};
     cache.dtype = dtype;
     cache.num_blocks = num_blocks;

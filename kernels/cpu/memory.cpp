@@ -27,7 +27,7 @@ std::size_t left = 0;
 std::shared_ptr<void> map_chunk(std::size_t num_bytes) {
     // One huge page more than needed, the ends that do not align are given back.
     const std::size_t reserved = num_bytes + kHugePage;
-    void *raw = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *raw = mmap(nullptr, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) throw std::bad_alloc();
     char *begin = static_cast<char *>(raw);
     char *aligned = reinterpret_cast<char *>(round_up(reinterpret_cast<std::uintptr_t>(begin), kHugePage));

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 namespace headrace {
 namespace {
 
+constexpr std::int64_t kMaxNumbers = std::int64_t{1} << 46;  // so that no size below overflows
 constexpr std::int64_t kGroup = 32;  // columns of a GGUF block
 constexpr std::int64_t kNibbles = kGroup / 2 * kPanel;  // bytes of 32 columns of 4-bit values in a panel
 constexpr int kByteOf[4] = {0, 2, 1, 3};  // i8: where column k % 4 stands
@@ -40,6 +42,7 @@ Shape shape_of(Format format, std::int64_t rows, std::int64_t cols, std::int64_t
     if (rows < 1 || cols < 1 || rows > INT32_MAX || cols > INT32_MAX)
         throw std::invalid_argument("a packed weight needs at least one row and one column, got [" +
                                     std::to_string(rows) + ", " + std::to_string(cols) + "]");
+    if (rows > kMaxNumbers / cols) throw std::bad_alloc();
     if (is_block(format) && cols % kGroup != 0)
         throw std::invalid_argument("GGUF blocks hold 32 columns, got " + std::to_string(cols) + " columns");
     if (format == Format::w4 ? group < kGroup || group % kGroup != 0 : group != 0)
