@@ -1,6 +1,7 @@
 """Norms, rope, activations and gather against float64."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,7 @@ def test_rms_norm_over_heads_and_without_weight(kit: Any, tier: str) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "head_dim", "rotary_dim"), [(3, 64, 64), (2, 80, 20), (1, 6, 2), (4, 96, 96)])
-def test_rope(
-    kit: Any, tier: str, dtype: str, heads: int, head_dim: int, rotary_dim: int, interleaved: bool
-) -> None:
+def test_rope(kit: Any, tier: str, dtype: str, heads: int, head_dim: int, rotary_dim: int, interleaved: bool) -> None:
     tokens, half = 5, rotary_dim // 2
     qkv = random(kit, (tokens, heads + 3, head_dim), dtype)
     x = qkv[:, 1 : heads + 1]  # a slice: tokens are farther apart than their heads need
@@ -87,7 +86,7 @@ def erf(x: Array) -> Array:
     return np.vectorize(math.erf)(x)  # type: ignore[no-any-return]
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": lambda x: x * 0.5 * (1 + erf(x / math.sqrt(2))),
     "gelu_tanh": lambda x: x * 0.5 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -128,7 +127,7 @@ def test_activations_at_the_edges(kit: Any, tier: str) -> None:
 def test_rows_do_not_depend_on_batch_or_threads(kit: Any, tier: str, dtype: str) -> None:
     x = random(kit, (9, 578), dtype)
     weight = np.random.default_rng(2).standard_normal(578).astype(np.float32)
-    calls = {
+    calls: dict[int, list[Callable[[Array, Array], None]]] = {
         578: [lambda o, i: ops.rms_norm(o, i, weight, 1e-5), lambda o, i: ops.layer_norm(o, i, weight, weight, 1e-5)],
         289: [lambda o, i: ops.act_mul(o, i, "silu"), lambda o, i: ops.act_mul(o, i, "gelu_tanh")],
     }

@@ -1,4 +1,4 @@
-"""Sampling against its definition in core/ops, in numpy float64 and, where torch is installed, against the op itself."""
+"""Sampling against its definition in core/ops, in float64 and, where torch is installed, against the op itself."""
 
 import math
 from typing import Any
@@ -52,7 +52,9 @@ def run(logits: Array, seeds: Array, positions: Array, **options: Array) -> Arra
     return out
 
 
-@pytest.mark.parametrize(("seed", "position", "token"), [(0, 0, 0), (1, 2, 3), (-5, 7, 151935), (2**31 - 1, 40000, 1)])
+@pytest.mark.parametrize(
+    ("seed", "position", "token"), [(0, 0, 0), (1, 2, 3), (-5, 7, 151935), (2**31 - 1, 40000, 1)]
+)
 def test_noise(seed: int, position: int, token: int) -> None:
     assert ops.gumbel_noise(seed, position, token) == pytest.approx(noise(seed, position, token), rel=1e-5, abs=1e-6)
 

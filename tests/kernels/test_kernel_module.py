@@ -152,7 +152,9 @@ def test_the_stub_names_what_the_module_has() -> None:
 
     stub = Path(headrace.kernels.cpu.__file__).with_name("_ops.pyi")
     declared = {
-        node.name: node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        node.name: node
+        for node in ast.parse(stub.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
     }
     assert set(declared) == {name for name in dir(ops) if not name.startswith("_")}
     for name, node in declared.items():
