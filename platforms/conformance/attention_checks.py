@@ -112,7 +112,11 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     cache = ops.write_kv(cache, poison, poison, ops.to_device(every_slot))
 
     # Blocks at random, the table padded with -1; blocks that left the window are stale.
+    # The longest request begins in the last block: -1 must not be taken for the last slot either.
     ids = rng.permutation(np.arange(1, num_blocks))
+    first = int(needed[: lens.argmax()].sum())
+    last = int(ids.argmax())
+    ids[[first, last]] = ids[[last, first]]
     table = np.full((len(lens), int(needed.max()) + 1), -1, np.int32)
     slots = []
     for row, (seq_len, blocks) in enumerate(zip(lens, needed, strict=True)):

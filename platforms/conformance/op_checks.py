@@ -278,9 +278,8 @@ def to_array(ops: OpTable, value: Any, dtype: str) -> Any:
 
 
 def to_numpy(ops: OpTable, array: Any) -> HostArray:
-    """A device array on the host, activations as float32."""
-    plain: HostArray = ops.to_host(ops.cast(array, dtype="float32")) if _is_narrow(array) else ops.to_host(array)
-    return plain
+    """A copy of a device array on the host, activations as float32."""
+    return np.array(ops.to_host(ops.cast(array, dtype="float32") if _is_narrow(array) else array))
 
 
 def _is_array(value: object) -> bool:
@@ -292,7 +291,7 @@ def _is_narrow(array: Any) -> bool:
 
 
 def _wide(ops: OpTable, array: Any, dtype: torch.dtype) -> torch.Tensor:
-    tensor = torch.from_numpy(np.array(to_numpy(ops, array)))
+    tensor = torch.from_numpy(to_numpy(ops, array))
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 

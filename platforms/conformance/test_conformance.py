@@ -18,7 +18,7 @@ from headrace.platforms.conformance.registry import Subject
 def subject(pytestconfig: pytest.Config) -> Iterator[Subject]:
     """The device that --device names, opened once."""
     plugins = load_plugins()
-    name: str = pytestconfig.getoption("--device")
+    name = str(pytestconfig.getoption("--device"))
     device = open_device(EngineConfig(device=DeviceConfig(device=name)), plugins)
     yield Subject(device, plugins)
     device.close()

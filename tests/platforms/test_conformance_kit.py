@@ -1,0 +1,190 @@
+"""The conformance kit: right devices pass, and each kind of wrong device is caught by the check that is for it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headrace.core.config import DeviceConfig, EngineConfig
+from headrace.core.devices import open_device
+from headrace.core.ops import OpTable
+from headrace.core.platform import Device, OpProvider
+from headrace.core.plugin_loader import Plugins, load_plugins
+from headrace.platforms.conformance.attention_checks import Variant, dense_attention
+from headrace.platforms.conformance.kit import all_checks, run_check
+from headrace.platforms.conformance.registry import Subject
+
+DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
+SAMPLE = (
+    "ops.rms_norm.bfloat16",
+    "ops.rope.float32",
+    "ops.sample",
+    "ops.linear.float16",
+    "ops.transfer",
+    "attention.plain.float32",
+    "attention.window_softcap.bfloat16",
+    "attention.sinks.float32",
+    "model.chunked",
+    "model.batch",
+    "model.greedy.window",
+    "model.seeds",
+    "memory.kv_plan",
+    "memory.out_of_memory",
+    "runner.close",
+)
+
+
+@pytest.fixture(scope="module")
+def plugins() -> Plugins:
+    return load_plugins()
+
+
+def open_on(plugins: Plugins, name: str) -> Device:
+    return open_device(EngineConfig(device=DeviceConfig(device=name, threads=1)), plugins)
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_our_devices_pass(plugins: Plugins, device: str) -> None:
+    subject = Subject(open_on(plugins, device), plugins)
+    results = [run_check(all_checks()[name], subject) for name in SAMPLE]
+    assert {result.outcome for result in results} == {"passed"}, results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_our_devices_pass_all_of_it(plugins: Plugins, device: str) -> None:
+    subject = Subject(open_on(plugins, device), plugins)
+    results = [run_check(spec, subject) for spec in all_checks().values()]
+    assert not [result for result in results if result.outcome == "failed"]
+    assert [result.name for result in results if result.outcome == "unsupported"] == ["model.run_ahead"]
+
+
+def test_null_passes_what_needs_no_arithmetic(plugins: Plugins) -> None:
+    subject = Subject(open_on(plugins, "null:2"), plugins)
+    for name in ("model.chunked", "model.batch", "model.dirty_blocks", "model.run_ahead", "memory.out_of_memory"):
+        assert run_check(all_checks()[name], subject).outcome == "passed", name
+    result = run_check(all_checks()["ops.add.float32"], subject)
+    assert result.outcome == "unsupported"
+    assert "no table of ops" in result.detail
+
+
+# ---- wrong devices ----------------------------------------------------------------------------------------
+Op = Callable[..., Any]
+
+
+def _low_precision_norm(x: Any, weight: Any, *, eps: float) -> Any:
+    return OpTable.rms_norm(x.to(torch.bfloat16), weight, eps=eps).to(x.dtype)
+
+
+def _writes_into_its_argument(x: Any, y: Any) -> Any:
+    return x.add_(y)
+
+
+def _swapped_gate(x: Any, *, activation: Any) -> Any:
+    up, gate = x.chunk(2, -1)
+    return OpTable.act_mul(torch.cat([gate, up], -1), activation=activation)
+
+
+def _ties_to_the_last(logits: Any, *rest: Any) -> Any:
+    last = logits.shape[-1] - 1 - logits.flip(-1).argmax(-1)
+    found = OpTable.sample(logits, *rest)
+    return torch.where(found == logits.argmax(-1), last.to(torch.int32), found)
+
+
+def _other_noise(logits: Any, seeds: Any, *rest: Any) -> Any:
+    return OpTable.sample(logits, seeds + 1, *rest)
+
+
+def _keeps_memory(array: Any, *, device: str) -> Any:
+    return torch.from_numpy(array)
+
+
+def _attention(change: dict[str, Any]) -> Op:
+    return lambda *args, **kwargs: OpTable.paged_attention(*args, **{**kwargs, **change})
+
+
+def _reads_the_whole_block(query: Any, cache: Any, starts: Any, lens: Any, table: Any, **kwargs: Any) -> Any:
+    # Masked with a weight of zero, as kernels do: harmless until the slot holds a NaN.
+    keys, values = cache
+    stray = values[table.clamp(min=0).long()].flatten(0, 2).sum(0).mean() * 0
+    return OpTable.paged_attention(query, cache, starts, lens, table, **kwargs) + stray
+
+
+def _padding_hits_the_last_slot(cache: Any, key: Any, value: Any, slots: Any) -> Any:
+    total = cache[0].shape[0] * cache[0].shape[1]
+    return OpTable.write_kv(cache, key, value, slots % total)
+
+
+WRONG: list[tuple[str, Op, str, str]] = [
+    ("rms_norm", _low_precision_norm, "ops.rms_norm.float32", "error"),
+    ("add", _writes_into_its_argument, "ops.add.float32", "changed its arguments"),
+    ("act_mul", _swapped_gate, "ops.act_mul.float32", "error"),
+    ("sample", _ties_to_the_last, "ops.sample", "greedy"),
+    ("sample", _other_noise, "ops.sample", "temperature"),
+    ("sample", _other_noise, "model.seeds", "the reference's samples"),
+    ("gather", lambda x, i: x[:1], "ops.gather.float32", "shape"),
+    ("to_device", _keeps_memory, "ops.transfer", "the device reads the caller's memory"),
+    ("paged_attention", _attention({"window": 0}), "attention.window.float32", "error"),
+    ("paged_attention", _attention({"softcap": 0.0}), "attention.softcap.float32", "error"),
+    ("paged_attention", _attention({"sinks": None}), "attention.sinks.float32", "error"),
+    ("paged_attention", _attention({"alibi_slopes": None}), "attention.alibi.float32", "error"),
+    ("paged_attention", _attention({"scale": 0.2}), "attention.plain.float32", "error"),
+    ("paged_attention", _reads_the_whole_block, "attention.plain.float32", "error inf"),
+    ("write_kv", _padding_hits_the_last_slot, "attention.plain.float32", ""),
+]
+
+
+class WrongDevice(Device):
+    """The reference with one op replaced."""
+
+    def __init__(self, inner: Device, op: str, wrong: Op) -> None:
+        self.inner, self.info, self.caps, self.torch_device = inner, inner.info, inner.caps, "cpu"
+        family = {"paged_attention": ("new_kv_cache", "write_kv"), "write_kv": ("new_kv_cache", "paged_attention")}
+        self.ops = {name: getattr(OpTable, name) for name in family.get(op, ())} | {op: wrong}
+
+    def runner(self, config: Any) -> Any:
+        self.inner.extra_providers = (OpProvider(name="wrong", ops=self.ops),)
+        return self.inner.runner(config)
+
+    def memory(self) -> Any:
+        return self.inner.memory()
+
+
+@pytest.mark.parametrize(("op", "wrong", "name", "words"), WRONG, ids=[f"{op}-{name}" for op, _, name, _ in WRONG])
+def test_a_wrong_op_is_caught(plugins: Plugins, op: str, wrong: Op, name: str, words: str) -> None:
+    device = WrongDevice(open_on(plugins, "reference"), op, wrong)
+    result = run_check(all_checks()[name], Subject(device, plugins))
+    assert result.outcome == "failed", result.detail
+    assert words in result.detail
+
+
+def test_a_device_without_a_dtype_or_feature_is_unsupported(plugins: Plugins) -> None:
+    device = open_on(plugins, "null")
+    object.__setattr__(device.caps, "features", frozenset())
+    object.__setattr__(device.caps, "dtypes", ("float32",))
+    subject = Subject(device, plugins)
+    assert run_check(all_checks()["ops.add.bfloat16"], subject).detail == "the device has no bfloat16"
+    assert run_check(all_checks()["model.greedy.window"], subject).detail == "the device has no sliding_window"
+
+
+# ---- the oracle and the page ------------------------------------------------------------------------------
+def test_the_dense_oracle_is_torchs_attention() -> None:
+    rng = np.random.default_rng(0)
+    query, keys, values = (rng.standard_normal(shape) for shape in ((5, 4, 8), (9, 2, 8), (9, 2, 8)))
+    found = dense_attention(query, keys, values, Variant(), scale=0.3, sinks=None, slopes=None)
+    q, k, v = (torch.from_numpy(array).transpose(0, 1) for array in (query, keys, values))
+    mask = torch.ones(5, 9, dtype=torch.bool).tril(4)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=0.3, enable_gqa=True
+    ).transpose(0, 1)
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-12)
+
+
+def test_the_page_lists_every_check() -> None:
+    listed = set(re.findall(r"^\| `([^`]+)` \|", DOCS.read_text(encoding="utf-8"), re.MULTILINE))
+    dtypes = r"\.(float32|float16|bfloat16)$"
+    assert listed == {re.sub(dtypes, ".DTYPE", name) for name in all_checks()}
