@@ -121,12 +121,15 @@ def load_model_tokenizer(config: EngineConfig, model: Model, report: Report) -> 
         tokenizer = tokenizer_from_gguf(model.gguf.metadata)
     else:
         tokenizer = load_tokenizer(model.path)
-    if tokenizer.vocab_size > model.spec.vocab_size:
+    rows, own = model.spec.vocab_size, tokenizer.base_vocab_size
+    if own > rows:
         raise ModelError(
-            f"the tokenizer of {model.name} has {tokenizer.vocab_size} tokens, but the weights only "
-            f"{model.spec.vocab_size} rows: they do not belong together",
+            f"the tokenizer of {model.name} has {own} tokens, but the weights only {rows} rows: they do not belong "
+            "together",
             remedies=["HEADRACE_TOKENIZER=... with the model's own tokenizer"],
         )
+    if tokenizer.vocab_size > rows:
+        logger.warning("the tokenizer has added tokens without weights: ids %d to %d", rows, tokenizer.vocab_size - 1)
     return tokenizer
 
 

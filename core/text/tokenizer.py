@@ -56,6 +56,11 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @property
+    def base_vocab_size(self) -> int:
+        """Tokens of the vocabulary itself, without those that were added to it later."""
+        return int(self.backend.get_vocab_size(with_added_tokens=False))
+
+    @property
     def chat_template(self) -> Mapping[str, str] | None:
         """The chat templates by name ("default" is the usual one), or None if there is none."""
         return self.chat_templates or None
