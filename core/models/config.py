@@ -10,6 +10,7 @@ from ..suggest import did_you_mean
 
 CONFIG_FILE = "config.json"
 _REQUIRED: Final = object()
+_MAX_LAYERS = 10_000
 
 
 class HFConfig:
@@ -77,6 +78,13 @@ class HFConfig:
             raise self._wrong(name, value, "an integer of at least 1")
         return value
 
+    def num_layers(self, name: str = "num_hidden_layers") -> int:
+        """A number of layers; a damaged one must not become a list of so many. Raises ModelError."""
+        value = self.size(name)
+        if value > _MAX_LAYERS:
+            raise self._wrong(name, value, f"at most {_MAX_LAYERS}")
+        return value
+
     def number(self, name: str, default: Any = _REQUIRED, *, null: Any = _REQUIRED) -> float:
         """A finite number. Raises ModelError."""
         value = self._value(name, default, null)
@@ -103,6 +111,31 @@ class HFConfig:
             raise self._wrong(name, value, "a string")
         return value
 
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """An object; empty if the key is absent or null. Raises ModelError."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self._wrong(name, value, "an object")
+        return value or {}
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty if the key is absent or null. Raises ModelError."""
+        value = self.get(name)
+        if value is not None and (
+            not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value)
+        ):
+            raise self._wrong(name, value, "a list of strings")
+        return tuple(value or ())
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """A list of `count` numbers. Raises ModelError."""
+        value = self[name]
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise self._wrong(name, value, f"a list of {count} numbers")
+        if any(isinstance(item, bool) or not isinstance(item, int | float) for item in value):
+            raise self._wrong(name, value, f"a list of {count} numbers")
+        return tuple(float(item) for item in value)
+
     def rope_parameters(self, layer_type: str = "") -> "HFConfig":
         """Rotary parameters in today's spelling: `rope_type`, `rope_theta`, `partial_rotary_factor` and what the
         type needs, `original_max_position_embeddings` included.
@@ -110,8 +143,8 @@ class HFConfig:
         Older files have `rope_scaling` (its `type` is today's `rope_type`) beside a top-level `rope_theta`;
         newer ones `rope_parameters`, flat or one object per layer type. Raises ModelError.
         """
-        stated = self.get("rope_scaling") or self.get("rope_parameters") or {}
-        nested = isinstance(stated, Mapping) and any(isinstance(value, Mapping) for value in stated.values())
+        stated = self.mapping("rope_scaling") or self.mapping("rope_parameters")
+        nested = any(isinstance(value, Mapping) for value in stated.values())
         where = f"rope parameters of {self.file}"
         if nested:
             where = f"rope parameters of {layer_type} in {self.file}"
@@ -119,9 +152,7 @@ class HFConfig:
                 raise ModelError(
                     f"{self.file} has rope parameters for {', '.join(stated)}, but not for {layer_type!r}"
                 )
-            stated = stated[layer_type]
-        if not isinstance(stated, Mapping):
-            raise self._wrong("rope_parameters", stated, "an object")
+            stated = HFConfig(stated, file=where).mapping(layer_type)
         values = dict(stated)
         values.setdefault("rope_type", values.get("type", "default"))
         for name, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):

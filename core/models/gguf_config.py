@@ -124,7 +124,7 @@ def _gpt2(keys: HFConfig) -> dict[str, Any]:
     return {
         "n_positions": keys.size("context_length"),
         "n_embd": keys.size("embedding_length"),
-        "n_layer": keys.size("block_count"),
+        "n_layer": keys.num_layers("block_count"),
         "n_head": keys.size("attention.head_count"),
         "n_inner": keys.size("feed_forward_length"),
         "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
@@ -133,7 +133,7 @@ def _gpt2(keys: HFConfig) -> dict[str, Any]:
 
 def _llama_like(arch: str, keys: HFConfig, tensor_names: Collection[str], read: ReadTensor | None) -> dict[str, Any]:
     hidden_size, num_heads = keys.size("embedding_length"), keys.size("attention.head_count")
-    num_layers = keys.size("block_count")
+    num_layers = keys.num_layers("block_count")
     head_dim = keys.size("attention.key_length", hidden_size // num_heads or None)
     if keys.size("attention.value_length", head_dim) != head_dim:
         raise ModelError(f"keys and values of {keys.file} differ in size, which {arch} does not serve")

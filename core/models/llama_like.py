@@ -81,7 +81,7 @@ def llama_like(
     Raises ModelError for a missing or impossible value.
     """
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
-    num_layers = config.size("num_hidden_layers")
+    num_layers = config.num_layers()
     num_kv_heads = config.size("num_key_value_heads", num_heads)
     head_dim = config.size("head_dim", hidden_size // num_heads or None)
     if num_heads % num_kv_heads:
@@ -111,7 +111,7 @@ def llama_like(
         model_type=config.model_type,
         vocab_size=config.size("vocab_size"),
         hidden_size=hidden_size,
-        max_position_embeddings=config.size("max_position_embeddings"),
+        max_position_embeddings=_context_length(config, [attn.rope for attn in attention.values()]),
         layers=tuple(LayerSpec(attn=attention[kind], mlp=mlp) for kind in kinds),
         norm=NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps)),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
@@ -121,9 +121,9 @@ def llama_like(
 
 def windowed_layer_types(config: HFConfig) -> Sequence[str]:
     """Qwen's layer types: if `use_sliding_window`, layers from `max_window_layers` on slide; or as listed."""
-    if listed := config.get("layer_types"):
-        return tuple(listed)
-    num_layers = config.size("num_hidden_layers")
+    if listed := config.texts("layer_types"):
+        return listed
+    num_layers = config.num_layers()
     slides = config.boolean("use_sliding_window", False) and config.integer("sliding_window", 0) > 0
     first = config.integer("max_window_layers", num_layers) if slides else num_layers
     return tuple(SLIDING if i >= first else FULL for i in range(num_layers))
@@ -165,6 +165,18 @@ def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL) -> RopeSp
     )
 
 
+def _context_length(config: HFConfig, ropes: Sequence[RopeSpec | None]) -> int:
+    """Positions that the model reaches, stretching included where files state the length before it."""
+    stated, scaling = config.size("max_position_embeddings"), ropes[0].scaling if ropes[0] else None
+    if scaling is None or len(ropes) > 1:  # Gemma 3 stretches one of its ropes, and states the length after it
+        return stated
+    if scaling.kind == "linear":
+        return int(stated * scaling.factor)
+    if scaling.kind == "yarn":
+        return max(stated, int(scaling.original_max_position_embeddings * scaling.factor))
+    return stated
+
+
 def _read_scaling(p: HFConfig, rotary_dim: int, max_position_embeddings: int) -> RopeScaling | None:
     attention_factor = p.get("attention_factor")
     match p.text("rope_type"):
@@ -200,8 +212,8 @@ def _read_scaling(p: HFConfig, rotary_dim: int, max_position_embeddings: int) ->
                 factor=_factor(p, max_position_embeddings / length),
                 original_max_position_embeddings=length,
                 attention_factor=None if attention_factor is None else p.number("attention_factor"),
-                short_factor=_factors(p, "short_factor", rotary_dim),
-                long_factor=_factors(p, "long_factor", rotary_dim),
+                short_factor=p.numbers("short_factor", rotary_dim // 2),
+                long_factor=p.numbers("long_factor", rotary_dim // 2),
             )
         case other:
             raise ModelError(
@@ -214,10 +226,3 @@ def _factor(p: HFConfig, *default: float) -> float:
     if factor <= 0:
         raise ModelError(f"factor in {p.file} must be above 0, got {factor}")
     return factor
-
-
-def _factors(p: HFConfig, name: str, rotary_dim: int) -> tuple[float, ...]:
-    values = p[name]
-    if not isinstance(values, list | tuple) or len(values) != rotary_dim // 2:
-        raise ModelError(f"{name} in {p.file} must list {rotary_dim // 2} numbers, got {values!r}")
-    return tuple(float(value) for value in values)

@@ -15,7 +15,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
     config = config.with_defaults(
         max_position_embeddings=8192, sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0
     )
-    num_layers = config.size("num_hidden_layers")
+    num_layers = config.num_layers()
     return gemma_like(config, [FULL if i % 2 else SLIDING for i in range(num_layers)])
 
 
@@ -28,10 +28,10 @@ def gemma_like(config: HFConfig, layer_types: list[str]) -> ModelSpec:
     config = config.with_defaults(
         num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True
     )
-    listed = config.get("layer_types") or layer_types
+    listed = config.texts("layer_types") or layer_types
     spec = llama_like(config, layer_types=listed, activation_key="hidden_activation")
     bias = config.boolean("attention_bias", False)
-    scale = config.number("query_pre_attn_scalar", 256) ** -0.5
+    scale = config.size("query_pre_attn_scalar", 256) ** -0.5
     softcap = config.number("attn_logit_softcapping", 0.0, null=0.0)
     spec = replace_layers(
         spec,

@@ -11,16 +11,16 @@ WEIGHTS = GEMMA_NAMES
 def to_spec(config: HFConfig) -> ModelSpec:
     """Five sliding layers, then a full one whose rope has a larger base and may be stretched."""
     config = config.with_defaults(max_position_embeddings=131072, sliding_window=4096)
-    num_layers, pattern = config.size("num_hidden_layers"), config.size("sliding_window_pattern", 6)
+    num_layers, pattern = config.num_layers(), config.size("sliding_window_pattern", 6)
     layer_types = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
     spec = gemma_like(_with_rope_per_layer_type(config), layer_types)
     return replace_attention(spec, qk_norm=spec.norm)
 
 
 def _with_rope_per_layer_type(config: HFConfig) -> HFConfig:
-    ropes = dict(config.get("rope_parameters") or {})
-    full = {**(ropes.get(FULL) or {}), **(config.get("rope_scaling") or {})}
+    ropes = HFConfig(config.mapping("rope_parameters"), file=f"rope_parameters of {config.file}")
+    full = {**ropes.mapping(FULL), **config.mapping("rope_scaling")}
     full.setdefault("rope_theta", config.number("rope_theta", 1_000_000.0))
-    sliding = {**(ropes.get(SLIDING) or {})}
+    sliding = {**ropes.mapping(SLIDING)}
     sliding.setdefault("rope_theta", config.number("rope_local_base_freq", 10_000.0))
     return config.replace(rope_scaling=None, rope_parameters={FULL: full, SLIDING: sliding})

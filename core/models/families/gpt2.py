@@ -65,7 +65,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
                 ),
                 mlp=mlp,
             )
-            for i in range(config.size("n_layer"))
+            for i in range(config.num_layers("n_layer"))
         ),
         norm=NormSpec(kind="layer", eps=config.number("layer_norm_epsilon", 1e-5), bias=True),
         num_learned_positions=num_positions,

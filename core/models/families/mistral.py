@@ -13,4 +13,4 @@ def to_spec(config: HFConfig) -> ModelSpec:
         num_key_value_heads=8, max_position_embeddings=131072, hidden_act="silu", sliding_window=4096
     )
     kind = SLIDING if config.integer("sliding_window", null=0) else FULL
-    return llama_like(config, layer_types=[kind] * config.size("num_hidden_layers"))
+    return llama_like(config, layer_types=[kind] * config.num_layers())

@@ -24,7 +24,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
         max_position_embeddings=4096, original_max_position_embeddings=4096, hidden_act="silu", sliding_window=None
     )
     kind = SLIDING if config.integer("sliding_window", null=0) else FULL
-    scaling = config.get("rope_scaling") or {}
+    scaling = config.mapping("rope_scaling")
     if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):  # what early releases called LongRoPE
         config = config.replace(rope_scaling={**scaling, "rope_type": "longrope"})
-    return llama_like(config, layer_types=[kind] * config.size("num_hidden_layers"), rms_norm_eps=1e-5)
+    return llama_like(config, layer_types=[kind] * config.num_layers(), rms_norm_eps=1e-5)

@@ -257,12 +257,12 @@ def test_gpt2_xl() -> None:
         (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "type 'dynamic'; known are"),
         (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "llama3"}}, "rope parameters of config.json lacks .* 'factor'"),
         (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor .* must be above 0"),
-        (LLAMA_3_1_8B, {"rope_scaling": 3}, "rope_parameters in config.json must be an object"),
+        (LLAMA_3_1_8B, {"rope_scaling": 3}, "rope_scaling in config.json must be an object"),
         (LLAMA_3_1_8B, {"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq'"),
         (QWEN3_8B, {"layer_types": ["full_attention"]}, "36 layers, but layer_types names 1"),
         (QWEN3_8B, {"layer_types": ["linear_attention"] * 36}, "'linear_attention'; known are full_attention"),
         (GEMMA_3_1B, {"use_bidirectional_attention": True}, "bidirectional"),
-        (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "short_factor .* must list 32 numbers"),
+        (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "short_factor .* must be a list of 32 numbers"),
         (PHI_4_MINI, {"partial_rotary_factor": 1.5}, "rotate 192 of 128"),
         (GPT2, {"n_head": 7}, r"n_embd \(768\) .* no multiple of n_head \(7\)"),
         (GPT2, {"add_cross_attention": True}, "cross attention"),
@@ -272,6 +272,49 @@ def test_an_impossible_config_is_a_model_error(base: dict[str, Any], change: dic
     config = {key: value for key, value in {**base, **change}.items() if value is not None}
     with pytest.raises(ModelError, match=message):
         read_spec(HFConfig(config))
+
+
+ODD: tuple[Any, ...] = (
+    "x",
+    "",
+    -1,
+    0,
+    1.5,
+    True,
+    10**20,
+    [],
+    [1],
+    ["x"],
+    [{}],
+    {},
+    {"a": 1},
+    {"rope_type": "yarn"},
+    {"rope_type": 1},
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama_3_2_1b", "qwen2_window", "qwen3_8b", "gemma_2_2b", "gemma_3_1b", "phi_4_mini", "gpt2"]
+)
+def test_whatever_a_key_holds_only_a_model_error_comes_out(name: str) -> None:
+    base = {"layer_types": None, "head_dim": None, "rope_parameters": None, "text_config": None, **PUBLISHED[name]}
+    refused = 0
+    for key in base:
+        for value in ODD:
+            try:
+                read_spec(HFConfig({**base, key: value}))
+            except ModelError:
+                refused += 1
+    assert refused > 50
+
+
+def test_the_context_grows_where_a_file_states_the_length_before_stretching() -> None:
+    """As vLLM derives it: Qwen's YaRN and linear scaling; Llama 3, Phi and Gemma 3 state the stretched length."""
+    lengths = {"qwen2_5_yarn": 131072, "llama_3_1_8b": 131072, "phi_3_mini_128k": 131072, "gemma_3_4b_text": 131072}
+    for name, length in lengths.items():
+        assert read_spec(HFConfig(PUBLISHED[name])).max_position_embeddings == length
+    linear = {**LLAMA_1_7B, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    assert read_spec(HFConfig(linear)).max_position_embeddings == 8192
 
 
 def rope_of(spec: ModelSpec, layer: int = 0) -> RopeSpec:
