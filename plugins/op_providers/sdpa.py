@@ -1,0 +1,132 @@
+"""Paged attention through torch's fused scaled_dot_product_attention, all decoding requests in one call.
+
+For the cpu platform, whose definition loops over requests. Declines what the fused kernel has no argument for.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.core.hooks import hookimpl
+from headrace.core.ops import OpTable
+from headrace.core.platform import DeviceInfo, OpContext, OpProvider
+from headrace.core.stages import Array
+
+if TYPE_CHECKING:
+    import torch
+
+PLATFORMS = ("cpu",)
+
+
+@hookimpl
+def headrace_op_providers(platform: str, device: DeviceInfo) -> Sequence[OpProvider]:
+    """The fused attention for platforms whose arrays are torch tensors in host memory."""
+    if platform not in PLATFORMS:
+        return ()
+    return (
+        OpProvider(
+            name="torch-sdpa",
+            priority=40,
+            ops={
+                "new_kv_cache": OpTable.new_kv_cache,
+                "write_kv": OpTable.write_kv,
+                "paged_attention": paged_attention,
+            },
+            declines=_declines,
+        ),
+    )
+
+
+def paged_attention(
+    query: Array,
+    kv_cache: Array,
+    query_start_loc: Array,
+    seq_lens: Array,
+    block_table: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
+    max_query_len: int = 0,
+    max_seq_len: int = 0,
+) -> Array:
+    """As the declaration in core/ops says, without softcap and sinks.
+
+    Requests with one token are padded to the longest and computed together; others one by one.
+    """
+    import torch
+
+    assert not softcap and sinks is None, "declined at selection"
+    starts, lens = query_start_loc.tolist(), seq_lens.tolist()
+    counts = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    out = torch.empty_like(query)
+    decodes = [r for r, count in enumerate(counts) if count == 1]
+    for r, count in enumerate(counts):
+        if count > 1 or (count == 1 and len(decodes) == 1):
+            rows = slice(starts[r], starts[r + 1])
+            attended = _attend(
+                query[rows][None], kv_cache, [lens[r]], block_table[r : r + 1], scale, window, alibi_slopes
+            )
+            out[rows] = attended[0]
+    if len(decodes) > 1:
+        picked = torch.tensor(decodes, device=query.device)
+        tokens = torch.tensor([starts[r] for r in decodes], device=query.device)
+        attended = _attend(
+            query[tokens][:, None],
+            kv_cache,
+            [lens[r] for r in decodes],
+            block_table[picked],
+            scale,
+            window,
+            alibi_slopes,
+        )
+        out[tokens] = attended[:, 0]
+    return out
+
+
+def _attend(
+    query: "torch.Tensor",
+    kv_cache: "tuple[torch.Tensor, torch.Tensor]",
+    lens: Sequence[int],
+    block_table: "torch.Tensor",
+    scale: float,
+    window: int,
+    alibi_slopes: "torch.Tensor | None",
+) -> "torch.Tensor":
+    """query: [num_reqs, query_len, num_heads, head_dim], the last positions of each request. Returns its shape."""
+    import torch
+
+    keys, values = kv_cache
+    block_size, query_len, longest = keys.shape[1], query.shape[1], max(lens)
+    blocks = block_table[:, : -(-longest // block_size)].long().clamp(min=0)
+    k = keys[blocks].flatten(1, 2)[:, :longest].transpose(1, 2)
+    v = values[blocks].flatten(1, 2)[:, :longest].transpose(1, 2)
+    seq_lens = torch.tensor(lens, device=query.device)[:, None, None]
+    q_pos = seq_lens - query_len + torch.arange(query_len, device=query.device)[None, :, None]
+    k_pos = torch.arange(longest, device=query.device)[None, None, :]
+    seen = k_pos <= q_pos
+    if window:
+        seen = seen & (q_pos - k_pos < window)
+        # Blocks before the window may hold anything, NaN too, and 0 * NaN is NaN.
+        first = (q_pos.amin(1, keepdim=True) - window + 1).clamp(min=0)
+        alive = (k_pos >= first)[:, 0, None, :, None] & (k_pos < seq_lens)[:, 0, None, :, None]
+    else:
+        alive = (k_pos < seq_lens)[:, 0, None, :, None]
+    k, v = k.masked_fill(~alive, 0), v.masked_fill(~alive, 0)
+    mask, dtype = seen[:, None], query.dtype
+    if alibi_slopes is not None:
+        # A bias has the dtype of the query, and distances need more digits than bfloat16 has.
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        bias = alibi_slopes.to(dtype)[None, :, None, None] * (k_pos - q_pos)[:, None]
+        mask = bias.masked_fill(~mask, float("-inf"))
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(1, 2).to(dtype), k.to(dtype), v.to(dtype), attn_mask=mask, scale=scale, enable_gqa=True
+    )
+    return attended.transpose(1, 2)
+
+
+def _declines(op: str, context: OpContext) -> str:
+    if any(layer.attn.softcap for layer in context.spec.layers):
+        return "the fused kernel has no softcap"
+    return ""
