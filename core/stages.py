@@ -32,6 +32,7 @@ class EngineRequest:
     priority: int = 0  # llm / server; smaller runs first
     cache_salt: str = ""  # llm / server; requests share prefix blocks only within one salt
     bad_word_ids: Sequence[Sequence[int]] = ()  # llm / server (tokenizer); sequences not to be completed
+    output_token_ids: Sequence[int] = ()  # server; generated before a restart, to be gone on from
 
 
 # ---- scheduler -> executor -> runner ----------------------------------------------------------------------

@@ -89,8 +89,12 @@ class Engine:
         priority: int = 0,
         cache_salt: str = "",
         final_only: bool = False,
+        deltas: bool = False,
+        output_token_ids: Sequence[int] = (),
     ) -> None:
-        """Queue a request. final_only: `step` returns it once, when it is finished.
+        """Queue a request. final_only: `step` returns it once, when it is finished. deltas: each output holds only
+        what is new (text, token_ids, logprobs). output_token_ids: what an engine that crashed had generated for it
+        (n = 1); outputs go on behind that.
 
         Raises RequestError if it is invalid or its id is in use.
         """
@@ -113,6 +117,8 @@ class Engine:
             sampling_params=sampling_params,
             arrival_s=arrival_s,
             final_only=final_only,
+            deltas=deltas,
+            output_token_ids=output_token_ids,
         )
         self._children[request_id] = child_ids
         for index, child_id in enumerate(child_ids):
@@ -125,6 +131,7 @@ class Engine:
                     priority=priority,
                     cache_salt=cache_salt,
                     bad_word_ids=banned,
+                    output_token_ids=output_token_ids,
                 )
             )
 

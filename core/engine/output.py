@@ -38,12 +38,14 @@ class _Group:
     completions: list[_Completion]
     arrival_s: float
     final_only: bool
+    deltas: bool
     prompt_logprobs: dict[int, dict[int, Logprob]] = field(default_factory=dict)
     num_cached_tokens: int = 0
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
     error: str = ""
+    gave_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +87,11 @@ class OutputProcessor:
         sampling_params: SamplingParams,
         arrival_s: float,
         final_only: bool = False,
+        deltas: bool = False,
+        output_token_ids: Sequence[int] = (),
     ) -> None:
-        """Begin a request with one completion for each child id. final_only: give one output, when it is finished."""
+        """Begin a request with one completion for each child id. final_only: give one output, when it is finished.
+        deltas: outputs hold only what is new. output_token_ids: tokens whose text and log probabilities are out."""
         detokenize = self._tokenizer is not None and sampling_params.detokenize
         group = _Group(
             request_id=request_id,
@@ -96,12 +101,14 @@ class OutputProcessor:
             completions=[],
             arrival_s=arrival_s,
             final_only=final_only,
+            deltas=deltas,
         )
         for index, child_id in enumerate(child_ids):
             detokenizer = None
             if detokenize:
                 assert self._tokenizer is not None
                 detokenizer = Detokenizer(self._tokenizer, sampling_params, prompt_token_ids)
+                detokenizer.push(output_token_ids)
             wants_logprobs = sampling_params.logprobs is not None
             group.completions.append(
                 _Completion(
@@ -195,13 +202,18 @@ class OutputProcessor:
                     stop_reason=own.stop_reason,
                 )
             )
+            if group.deltas:
+                completion.pieces.clear()
+                own.token_ids.clear()
+                if completion.logprobs is not None:
+                    completion.logprobs.clear()
         return RequestOutput(
             request_id=group.request_id,
             prompt=group.prompt,
             prompt_token_ids=group.prompt_token_ids,
             outputs=outputs,
             finished=group.finished_s is not None,
-            prompt_logprobs=self._prompt_logprobs(group),
+            prompt_logprobs=self._prompt_logprobs(group) if self._gives_prompt_logprobs(group) else None,
             num_cached_tokens=group.num_cached_tokens,
             timings=RequestTimings(
                 arrival_s=group.arrival_s,
@@ -211,6 +223,14 @@ class OutputProcessor:
             ),
             error=group.error,
         )
+
+    def _gives_prompt_logprobs(self, group: _Group) -> bool:
+        """Deltas bring them once, with the first token."""
+        if not group.deltas:
+            return True
+        is_first = not group.gave_prompt and (group.first_token_s is not None or group.finished_s is not None)
+        group.gave_prompt = group.gave_prompt or is_first
+        return is_first
 
     def _prompt_logprobs(self, group: _Group) -> list[dict[int, Logprob] | None] | None:
         if group.sampling_params.prompt_logprobs is None:

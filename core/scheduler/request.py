@@ -72,6 +72,7 @@ class Request:
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
         self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
+        self.token_ids += source.output_token_ids
         self.is_prompt_only = params.max_tokens == 0
         eos = () if params.ignore_eos else tuple(eos_token_ids)
         # To the stop reason: an end of sequence needs none.
