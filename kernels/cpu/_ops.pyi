@@ -89,10 +89,13 @@ class KVCache:
     def write_block(self, block: int, array: Numbers) -> None:
         """The reverse of `read_block`."""
 
-def linear(out: Numbers, x: Numbers, weight: PackedWeight, bias: Floats | None = None) -> None:
+def linear(
+    out: Numbers, x: Numbers, weight: PackedWeight, bias: Floats | None = None, quantize_x: bool = False
+) -> None:
     """out [num_tokens, rows] = x [num_tokens, cols] @ weight.T + bias [rows].
 
-    Sums in float32. With an int8 weight each row of x is rounded to 255 levels first.
+    Sums in float32. With an int8 weight each row of x is rounded to 255 levels first. quantize_x, for GGUF blocks
+    and int4: each 32 columns of x are rounded to 255 levels, which lets integers do the work; faster, less exact.
     """
 
 def embedding(out: Numbers, token_ids: Ints, weight: PackedWeight) -> None:

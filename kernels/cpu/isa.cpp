@@ -4,34 +4,37 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#if defined(__x86_64__) || defined(__i386__)
+#ifdef __x86_64__
 #include <cpuid.h>
-#define HEADRACE_X86 1
 #endif
 
 namespace headrace {
 
-#define HEADRACE_DECLARE_TIER(name) \
-    namespace name {                \
-    const Kernels *table();         \
-    }
-HEADRACE_DECLARE_TIER(scalar)
-#ifdef HEADRACE_X86
-HEADRACE_DECLARE_TIER(avx2)
-HEADRACE_DECLARE_TIER(avx512)
-HEADRACE_DECLARE_TIER(avx512_bf16)
-#endif
-#ifdef HEADRACE_EMULATED_TIERS
-HEADRACE_DECLARE_TIER(emulated_avx512)
-HEADRACE_DECLARE_TIER(emulated_avx512_bf16)
-#endif
-#undef HEADRACE_DECLARE_TIER
+// CMakeLists.txt defines HEADRACE_TIER_<name> for each tier that is built.
+namespace scalar {
+const Kernels *table();
+}
+namespace avx2 {
+const Kernels *table();
+}
+namespace avx512 {
+const Kernels *table();
+}
+namespace avx512_bf16 {
+const Kernels *table();
+}
+namespace emulated_avx512 {
+const Kernels *table();
+}
+namespace emulated_avx512_bf16 {
+const Kernels *table();
+}
 
 namespace {
 
 bool always() { return true; }
 
-#ifdef HEADRACE_X86
+#ifdef __x86_64__
 struct Cpuid {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
@@ -53,19 +56,19 @@ bool os_saves(unsigned long long mask) {
     return ((static_cast<unsigned long long>(high) << 32 | low) & mask) == mask;
 }
 
-bool has_avx2() {
+[[maybe_unused]] bool has_avx2() {
     const Cpuid one = cpuid(1, 0), seven = cpuid(7, 0);
     return os_saves(0x6) && bit(one.ecx, 28) && bit(one.ecx, 12) && bit(one.ecx, 29) && bit(seven.ebx, 5) &&
            bit(seven.ebx, 3) && bit(seven.ebx, 8);  // AVX, FMA, F16C, AVX2, BMI1, BMI2
 }
 
-bool has_avx512() {
+[[maybe_unused]] bool has_avx512() {
     const Cpuid seven = cpuid(7, 0);
     return has_avx2() && os_saves(0xE6) && bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) &&
            bit(seven.ebx, 31);  // F, DQ, BW, VL
 }
 
-bool has_avx512_bf16() {
+[[maybe_unused]] bool has_avx512_bf16() {
     return has_avx512() && bit(cpuid(7, 0).ecx, 11) && bit(cpuid(7, 1).eax, 5);  // VNNI, BF16
 }
 #endif
@@ -108,13 +111,19 @@ std::atomic<const Tier *> active{nullptr};
 const std::vector<Tier> &compiled_tiers() {
     static const std::vector<Tier> tiers = {
         {"scalar", scalar::table, always, false},
-#ifdef HEADRACE_X86
+#ifdef HEADRACE_TIER_avx2
         {"avx2", avx2::table, has_avx2, false},
+#endif
+#ifdef HEADRACE_TIER_avx512
         {"avx512", avx512::table, has_avx512, false},
+#endif
+#ifdef HEADRACE_TIER_avx512_bf16
         {"avx512_bf16", avx512_bf16::table, has_avx512_bf16, false},
 #endif
-#ifdef HEADRACE_EMULATED_TIERS
+#ifdef HEADRACE_TIER_emulated_avx512
         {"emulated_avx512", emulated_avx512::table, always, true},
+#endif
+#ifdef HEADRACE_TIER_emulated_avx512_bf16
         {"emulated_avx512_bf16", emulated_avx512_bf16::table, always, true},
 #endif
     };

@@ -154,6 +154,8 @@ struct AttentionArgs {
 struct Kernels {
     size_t (*linear_scratch)(const LinearArgs &);
     void (*linear)(const LinearArgs &, const Context &);
+    size_t (*linear_blocks_scratch)(const LinearArgs &);
+    void (*linear_blocks)(const LinearArgs &, const Context &);  // x is quantized; formats of blocks and w4
     void (*rms_norm)(const NormArgs &, const Context &);
     void (*layer_norm)(const NormArgs &, const Context &);
     void (*rope)(const RopeArgs &, const Context &);

@@ -1,4 +1,4 @@
-// x @ weight.T + bias over packed weights, for one token (a stream of the weights) and for many (tiles).
+// x @ weight.T + bias over packed weights, for few tokens (a stream of the weights) and for many (tiles).
 //
 // Each output is the sum of four chains: chain c adds the words (columns, or pairs or quads of columns) c, c + 4,
 // c + 8, ... in ascending order, and the end is (0 + 1) + (2 + 3). Both paths below keep to that, whatever the number
@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kVecs = kPanel / kLanes;  // vectors that hold a number for each row of a panel
 constexpr int kChains = 4;
+constexpr int64_t kFewTokens = 5;    // at most so many take a panel one after another
 constexpr int64_t kPrefetch = 4096;  // bytes ahead in the stream of weights
 
 // Tile of the path for many tokens: kTileRows tokens by kTilePanels panels of accumulators in registers.
@@ -20,12 +21,14 @@ constexpr int64_t kBlockRows = kLanes == 4 ? 64 : 120;  // tokens that share one
 constexpr int64_t kBlockWords = 512;                    // words of a panel in L1 and L2 at a time
 
 // ---- readers: a packed panel as words, four (one for each chain) at a time --------------------------------------
-// Each has: Word (V or I), Acc, kColumns (columns in a word), next(Word[kChains][kVecs]), mac(acc, w, x word).
+// Each has: Word (V or I), Acc, kColumns (columns in a word), kIsCheap (reading costs less than a tile's detour),
+// next(Word[kChains][kVecs]), mac(acc, w, x word).
 
 struct FloatProducts {
     using Word = V;
     using Acc = V;
     static constexpr int kColumns = 1;
+    static constexpr bool kIsCheap = true;
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return fma(w, splat(bits_as<float>(x)), acc); }
 };
 
@@ -73,6 +76,7 @@ struct ReadBF16 : FloatProducts {
 // Groups of 32 columns of blocks with scales of 16 bits, or of w4.
 template <Format format>
 struct ReadBlocks : FloatProducts {
+    static constexpr bool kIsCheap = false;
     static constexpr bool kIsW4 = format == Format::w4;
     static constexpr bool kHasOffset = kIsW4 || format == Format::q4_1;
     const char *data;     // quads of the current 32 columns
@@ -131,6 +135,7 @@ struct ReadDotBF16 {
     using Word = I;
     using Acc = V;
     static constexpr int kColumns = 2;
+    static constexpr bool kIsCheap = true;
     const char *data;
     ReadDotBF16(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_bf16(acc, w, splat_word(x)); }
@@ -147,6 +152,7 @@ struct ReadInt8 {
     using Word = I;
     using Acc = I;
     static constexpr int kColumns = 4;
+    static constexpr bool kIsCheap = true;
     const char *data;
     ReadInt8(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_u8_i8(acc, splat_word(x), w); }
@@ -163,6 +169,7 @@ struct ReadInt8 {
     using Word = I;
     using Acc = I;
     static constexpr int kColumns = 2;
+    static constexpr bool kIsCheap = true;
     const char *data;
     ReadInt8(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_i16(acc, w, splat_word(x)); }
@@ -259,33 +266,39 @@ INLINE void put(const LinearArgs &args, int64_t token, int64_t row, V value) {
     }
 }
 
-// ---- one token ---------------------------------------------------------------------------------------------------
+// ---- few tokens ----------------------------------------------------------------------------------------------------
+// Each panel is read from memory for the first token and from the cache for the others. Scratch: words of x.
 
 template <class Reader, class T>
-void one_token(const LinearArgs &args, const Context &context) {
+void few_tokens(const LinearArgs &args, const Context &context) {
     const Weight &weight = args.weight;
     const int64_t num_words = weight.padded_cols / Reader::kColumns;
     auto *words = reinterpret_cast<uint32_t *>(context.scratch);
     int64_t begin, end;
     share((weight.rows + kPanel - 1) / kPanel, context, &begin, &end);
     if (begin == end) return;
-    float x_scale = 1;
-    read_x<Reader>(static_cast<const T *>(args.x), weight.cols, num_words, words, &x_scale, [](int64_t j) { return j; });
-    for (int64_t panel = begin; panel < end; ++panel) {
-        Reader reader(weight, weight.data + panel * weight.panel_bytes);
-        typename Reader::Acc acc[kChains][kVecs] = {};
-        for (int64_t j = 0; j < num_words; j += kChains) {
-            typename Reader::Word w[kChains][kVecs];
-            reader.next(w);
-            for (int c = 0; c < kChains; ++c)
-                for (int v = 0; v < kVecs; ++v) acc[c][v] = Reader::mac(acc[c][v], w[c][v], words[j + c]);
+    float scales[kFewTokens];
+    for (int64_t token = 0; token < args.num_tokens; ++token)
+        read_x<Reader>(static_cast<const T *>(args.x) + token * weight.cols, weight.cols, num_words,
+                       words + token * num_words, scales + token, [](int64_t j) { return j; });
+    for (int64_t panel = begin; panel < end; ++panel)
+        for (int64_t token = 0; token < args.num_tokens; ++token) {
+            Reader reader(weight, weight.data + panel * weight.panel_bytes);
+            const uint32_t *x = words + token * num_words;
+            typename Reader::Acc acc[kChains][kVecs] = {};
+            for (int64_t j = 0; j < num_words; j += kChains) {
+                typename Reader::Word w[kChains][kVecs];
+                reader.next(w);
+                for (int c = 0; c < kChains; ++c)
+                    for (int v = 0; v < kVecs; ++v) acc[c][v] = Reader::mac(acc[c][v], w[c][v], x[j + c]);
+            }
+            for (int v = 0; v < kVecs; ++v) {
+                const int64_t row = panel * kPanel + v * kLanes;
+                if (row >= weight.rows) continue;
+                const typename Reader::Acc total = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]);
+                put<T>(args, token, row, finish(weight, total, row, scales[token]));
+            }
         }
-        for (int v = 0; v < kVecs; ++v) {
-            const int64_t row = panel * kPanel + v * kLanes;
-            const typename Reader::Acc total = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]);
-            put<T>(args, 0, row, finish(weight, total, row, x_scale));
-        }
-    }
 }
 
 // ---- many tokens -------------------------------------------------------------------------------------------------
@@ -396,8 +409,8 @@ void many_tokens(const LinearArgs &args, const Context &context) {
 
 template <class Reader, class T>
 void run(const LinearArgs &args, const Context &context) {
-    if (args.num_tokens == 1)
-        one_token<Reader, T>(args, context);
+    if (args.num_tokens <= (Reader::kIsCheap ? kFewTokens : 1))
+        few_tokens<Reader, T>(args, context);
     else
         many_tokens<Reader, T>(args, context);
 }

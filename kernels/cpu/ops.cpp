@@ -134,15 +134,18 @@ std::pair<std::int64_t, std::int64_t> rows_of(const Array &array, const char *na
 
 // ---- ops -----------------------------------------------------------------------------------------------------------
 
-void linear(Out out, In x, const PackedWeight &weight, std::optional<Floats> bias) {
+void linear(Out out, In x, const PackedWeight &weight, std::optional<Floats> bias, bool quantize_x) {
     const Weight &packed = weight.weight();
     want(x, "x", {-1, packed.cols});
     want(out, "out", {dim(x, 0), packed.rows});
     LinearArgs args{x.data(), dtype_of(x, "x"), dim(x, 0), packed, optional_floats(bias, "bias", packed.rows), out.data()};
     want_same(out, "out", args.dtype);
+    if (quantize_x && (packed.format < Format::q8_0)) refuse("quantize_x needs a weight of GGUF blocks or of int4");
     if (args.num_tokens == 0) return;
     const Kernels &table = kernels();
     nb::gil_scoped_release release;
+    if (quantize_x)
+        return parallel(table.linear_blocks_scratch(args), [&](const Context &c) { table.linear_blocks(args, c); });
     parallel(table.linear_scratch(args), [&](const Context &context) { table.linear(args, context); });
 }
 
@@ -469,7 +472,8 @@ NB_MODULE(_ops, m) {
 
     const auto array = [](const char *name) { return nb::arg(name).noconvert(); };
     const auto maybe = [](const char *name) { return nb::arg(name).noconvert().none(); };
-    m.def("linear", &linear, array("out"), array("x"), "weight"_a, maybe("bias") = nb::none());
+    m.def("linear", &linear, array("out"), array("x"), "weight"_a, maybe("bias") = nb::none(),
+          "quantize_x"_a = false);
     m.def("embedding", &embedding, array("out"), array("token_ids"), "weight"_a);
     m.def("rms_norm", &rms_norm, array("out"), array("x"), maybe("weight"), "eps"_a);
     m.def("add_rms_norm", &add_rms_norm, array("out"), array("total"), array("x"), array("residual"), maybe("weight"),

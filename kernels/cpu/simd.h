@@ -59,7 +59,17 @@ INLINE void store(void *data, T value) {
     memcpy(data, &value, sizeof value);
 }
 
-INLINE V splat(float value) { return V{} + value; }
+INLINE V splat(float value) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_set1_ps(value);
+#elif defined(HEADRACE_HAS_256)
+    return _mm256_set1_ps(value);
+#else
+    V result;
+    for (int i = 0; i < kLanes; ++i) result[i] = value;
+    return result;
+#endif
+}
 INLINE I splat_word(uint32_t word) { return I{} + static_cast<int32_t>(word); }
 
 // a * b + c. Rounds once where the tier has the instruction.

@@ -5,6 +5,8 @@ namespace headrace::HEADRACE_TIER {
 
 size_t linear_scratch(const LinearArgs &);
 void linear(const LinearArgs &, const Context &);
+size_t linear_blocks_scratch(const LinearArgs &);
+void linear_blocks(const LinearArgs &, const Context &);
 void rms_norm(const NormArgs &, const Context &);
 void layer_norm(const NormArgs &, const Context &);
 void rope(const RopeArgs &, const Context &);
@@ -14,8 +16,10 @@ size_t attention_scratch(const AttentionArgs &);
 void attention(const AttentionArgs &, const Context &);
 
 const Kernels *table() {
-    static const Kernels kernels = {linear_scratch, linear, rms_norm, layer_norm, rope, act, write_kv, attention_scratch,
-                                    attention};
+    static const Kernels kernels = {
+        linear_scratch, linear, linear_blocks_scratch, linear_blocks, rms_norm, layer_norm,
+        rope,           act,    write_kv,              attention_scratch, attention,
+    };
     return &kernels;
 }
 

@@ -124,6 +124,48 @@ def test_bits_do_not_depend_on_batch_or_threads(kit: Any, tier: str, format: str
                 assert np.array_equal(part.view(np.uint8), whole[start : start + num_tokens].view(np.uint8))
 
 
+QUANTIZED = ("int4", *BLOCKS)
+
+
+@pytest.mark.parametrize("dtype", DENSE)
+@pytest.mark.parametrize("format", QUANTIZED)
+@pytest.mark.parametrize(("num_tokens", "rows", "cols"), [(1, 48, 64), (2, 17, 96), (7, 33, 160), (131, 50, 2080)])
+def test_linear_of_quantized_x(
+    kit: Any, tier: str, format: str, dtype: str, num_tokens: int, rows: int, cols: int
+) -> None:
+    weight, meaning = make(kit, format, rows, cols)
+    x = kit.to_dtype(rng(8, num_tokens).standard_normal((num_tokens, cols)), dtype)
+    bias = rng(2).standard_normal(rows).astype(np.float32)
+    out = kit.Guarded((num_tokens, rows), dtype)
+    ops.linear(out.array, x, weight, bias, quantize_x=True)
+    groups = kit.to_float64(x).reshape(num_tokens, cols // 32, 32)
+    scale = np.abs(groups).max(-1, keepdims=True) / 127
+    rounded = (np.round(groups / scale) * scale).reshape(num_tokens, cols)
+    # A level of x at the edge between two may round either way.
+    limit = max(kit.limits[dtype], 1e-6)
+    assert kit.nmse(out.check(), rounded @ meaning.T + bias) < limit
+    # And the rounding itself costs little.
+    assert kit.nmse(out.array, kit.to_float64(x) @ meaning.T + bias) < limit + 1e-4
+
+
+@pytest.mark.parametrize("format", QUANTIZED)
+def test_bits_with_quantized_x_do_not_depend_on_batch_or_threads(kit: Any, tier: str, format: str) -> None:
+    weight, _ = make(kit, format, 75, 1088)
+    x = rng(9).standard_normal((130, 1088)).astype(np.float32)
+    x[3] = 0
+    whole = kit.Guarded((130, 75), "float32").array
+    ops.set_num_threads(1)
+    ops.linear(whole, x, weight, quantize_x=True)
+    assert not whole[3].any()
+    for num_threads in (1, 3):
+        ops.set_num_threads(num_threads)
+        for num_tokens in (1, 2, 3, 5, 8, 29, 130):
+            for start in {0, 130 - num_tokens}:
+                part = kit.Guarded((num_tokens, 75), "float32").array
+                ops.linear(part, x[start : start + num_tokens], weight, quantize_x=True)
+                assert np.array_equal(part, whole[start : start + num_tokens])
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_embedding(kit: Any, format: str) -> None:
     weight, meaning = make(kit, format, 50, 96)
@@ -203,6 +245,8 @@ def test_errors(kit: Any) -> None:
         ops.PackedWeight("int4", 4, 64, 48)
     with pytest.raises(ValueError, match="rows 3 to 5 are not all in a weight of 4 rows"):
         weight.write_dense(3, np.zeros((2, 8), np.float32))
+    with pytest.raises(ValueError, match="quantize_x needs a weight of GGUF blocks"):
+        ops.linear(out, x, weight, quantize_x=True)
     quantized = ops.PackedWeight("int8", 4, 8)
     bad = np.zeros((4, 8), np.float32)
     bad[2, 1] = np.nan
