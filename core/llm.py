@@ -116,7 +116,7 @@ class LLM:
         All prompts are checked before any runs. Raises RequestError.
         """
         many: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
-        return self._run([self._tokens(prompt) for prompt in many], sampling_params, priority, cache_salt)
+        return self._run(many, self._tokens, sampling_params, priority, cache_salt)
 
     def chat(
         self,
@@ -128,9 +128,7 @@ class LLM:
         if not messages:
             raise RequestError("there is no message to answer", code="empty_prompt")
         many: Any = [messages] if isinstance(messages[0], Mapping) else messages
-        prompts = [self.render_chat(conversation, **template_options) for conversation in many]
-        tokens = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in prompts]
-        return self._run(tokens, sampling_params, 0, "")
+        return self._run(many, lambda each: self._chat_tokens(each, **template_options), sampling_params)
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
@@ -142,8 +140,7 @@ class LLM:
         if isinstance(prompt, (str, Mapping)):
             text, tokens = self._tokens(prompt)
         else:
-            text = self.render_chat(prompt)
-            tokens = self.tokenizer.encode(text, add_special_tokens=False)
+            text, tokens = self._chat_tokens(prompt)
         request_id = self._add(text, tokens, sampling_params or self.default_sampling_params)
         return self._follow(request_id)
 
@@ -176,24 +173,30 @@ class LLM:
             raise RequestError(f"a prompt is text or has prompt_token_ids, got the keys {', '.join(prompt)}")
         return None, list(prompt["prompt_token_ids"])
 
+    def _chat_tokens(self, messages: Sequence[Message], **template_options: Any) -> tuple[str | None, list[int]]:
+        text = self.render_chat(messages, **template_options)
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
+
     def _run(
         self,
-        prompts: Sequence[tuple[str | None, list[int]]],
+        many: Sequence[Any],
+        tokenize: Callable[[Any], tuple[str | None, list[int]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: Sequence[int] | int,
-        cache_salt: str,
+        priority: Sequence[int] | int = 0,
+        cache_salt: str = "",
     ) -> list[RequestOutput]:
-        params = _one_each(sampling_params or self.default_sampling_params, len(prompts), "sampling_params")
-        priorities = _one_each(priority, len(prompts), "priority")
-        for index, ((_, tokens), each) in enumerate(zip(prompts, params, strict=True)):
+        params = _one_each(sampling_params or self.default_sampling_params, len(many), "sampling_params")
+        priorities = _one_each(priority, len(many), "priority")
+        prompts: list[tuple[str | None, list[int]]] = []
+        for index, (each, wanted) in enumerate(zip(many, params, strict=True)):
             try:
-                self._engine.validate(tokens, each)
+                prompts.append(tokenize(each))
+                self._engine.validate(prompts[-1][1], wanted)
             except RequestError as error:
-                if len(prompts) == 1:
+                if len(many) == 1:
                     raise
-                raise RequestError(
-                    f"prompt {index} of {len(prompts)}: {error.reason}", code=error.code, remedies=error.remedies
-                ) from error
+                reason = f"prompt {index} of {len(many)}: {error.reason}"
+                raise RequestError(reason, code=error.code, remedies=error.remedies) from error
         ids: list[str] = []
         mine: set[str] = set()
         finished: dict[str, RequestOutput] = {}

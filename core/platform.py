@@ -94,7 +94,7 @@ class Caps:
     """steps that may be in flight before the first one's result is read"""
     capture: Literal["none", "graph", "compile", "tape"] = "none"
     shared_memory: bool = False
-    """the device's memory is also that of other programs: auto takes half of what is free, not all"""
+    """the device's memory is also that of other programs: auto takes a quarter of what is free, not all"""
     bucketed: bool = False
     """the runner pads token and request counts to buckets"""
     block_sizes: tuple[int, ...] = ()

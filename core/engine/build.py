@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..kv.groups import kv_groups
 from ..models.config import HFConfig, read_config
 from ..models.declare import declare_params
 from ..models.gguf_config import config_from_gguf, gguf_names
-from ..models.registry import find_family
+from ..models.registry import find_family, read_spec
 from ..models.rope import rope_variants
 from ..models.spec import ModelSpec
 from ..platform import Device, Gap, RunnerConfig, Status
@@ -27,6 +27,7 @@ from ..progress import Report
 from ..runner.runner import build_model_runner
 from ..sampling.validate import ProcessorFactories
 from ..scheduler.scheduler import Scheduler
+from ..structured.compiler import GrammarCache, GrammarCompiler, Vocabulary
 from ..text.gguf_tokenizer import tokenizer_from_gguf
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..units import format_bytes
@@ -94,19 +95,19 @@ def describe_model(config: EngineConfig, report: Report) -> Model:
     files = find(config.model, report)
     if files.kind == "gguf":
         source = GGUFSource(files.path)
-        hf_config = config_from_gguf(source.metadata, source.names())
-        spec = find_family(hf_config.model_type).to_spec(hf_config)
+        hf_config = config_from_gguf(source.metadata, source.names(), source.read)
+        spec = read_spec(hf_config)
         return Model(
             name=files.name, path=files.path, config=hf_config, spec=spec, names=gguf_names(spec), gguf=source
         )
     hf_config = read_config(files.path)
-    family = find_family(hf_config.model_type)
+    spec = read_spec(hf_config)
     return Model(
         name=files.name,
         path=files.path,
         config=hf_config,
-        spec=family.to_spec(hf_config),
-        names=family.weights,
+        spec=spec,
+        names=find_family(hf_config.model_type).weights,
         gguf=None,
     )
 
@@ -186,8 +187,16 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         processors = _processors(plugins)
         ends = tokenizer.end_token_ids if tokenizer is not None else ()
         defaults = generation_defaults(model.folder, model.config, ends)
+        grammars = load_grammars(plugins, tokenizer, model.spec.vocab_size, defaults.eos_token_ids)
         executor = InProcessExecutor(
-            build_model_runner(runner, runner_config, processors, rope_original_len=rope_variants(model.spec)),
+            build_model_runner(
+                runner,
+                runner_config,
+                processors,
+                grammars=grammars,
+                end_token_ids=defaults.eos_token_ids,
+                rope_original_len=rope_variants(model.spec),
+            ),
             capacity.kv.num_blocks,
         )
         executor.start()
@@ -214,6 +223,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             processors=processors,
             limits=EngineLimits(vocab_size=model.spec.vocab_size, max_model_len=capacity.max_model_len),
             clock=clock,
+            grammars=grammars,
         )
         cleanup.pop_all()
         built = Built(
@@ -245,6 +255,22 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         )
         _log(built)
         return built
+
+
+def load_grammars(
+    plugins: Plugins, tokenizer: Tokenizer | None, vocab_size: int, end_token_ids: Sequence[int]
+) -> GrammarCache | None:
+    """Compiled grammars for a vocabulary, through whichever plugin comes last; None without a tokenizer or plugin."""
+    if tokenizer is None:
+        return None
+    vocabulary = Vocabulary(tokenizer=tokenizer, vocab_size=vocab_size, end_token_ids=end_token_ids)
+    compiler: GrammarCompiler | None = None
+    for plugin, offer in plugins.ask("headrace_structured_output", vocabulary=vocabulary):
+        if callable(getattr(offer, "compile", None)):
+            compiler = offer
+        else:
+            plugins.refuse(plugin, Status.BROKEN, "headrace_structured_output must return a compiler of grammars")
+    return None if compiler is None else GrammarCache(compiler)
 
 
 def _load(

@@ -14,9 +14,9 @@ from ..platform import Caps, Device, Gap, KVPlan, Memory
 from ..units import format_bytes, parse_bytes
 from ..weights.source import DTYPE_BYTES
 
-SHARED_MEMORY_SHARE = 0.5
+SHARED_MEMORY_SHARE = 0.25
 OWN_MEMORY_SHARE = 0.92
-"""Of what is free after the weights, the part that kv_memory=auto may take."""
+"""Of what is free after the weights, the part that kv_memory=auto may take: other programs share a host's memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,8 +116,8 @@ def resolve_capacity(
         reason = "asked for"
         if available > free:
             raise CapacityError(
-                f"a KV cache of {format_bytes(available)} does not fit on {name}: weights take "
-                f"{format_bytes(needed_bytes)}, {format_bytes(memory.free_bytes)} are free",
+                f"{name} does not fit: weights {format_bytes(needed_bytes)} + KV {format_bytes(available)} (asked for); "
+                f"{format_bytes(memory.free_bytes)} free",
                 remedies=["--kv-memory auto"],
             )
 
@@ -130,9 +130,9 @@ def resolve_capacity(
         each = request_bytes(groups, plan, length, scheduler.max_num_batched_tokens)
         if config.model.max_model_len != "auto" or longest < plan.block_size:
             raise CapacityError(
-                f"{name} does not hold one request of {length} tokens: weights {format_bytes(needed_bytes)} + KV "
-                f"{format_bytes(each)}; {format_bytes(memory.free_bytes)} free, {format_bytes(max(available, 0))} "
-                "of it for the KV cache",
+                f"{name} does not fit with requests of {length} tokens: weights {format_bytes(needed_bytes)} + KV "
+                f"{format_bytes(each)} for one; {format_bytes(memory.free_bytes)} free, "
+                f"{format_bytes(max(available, 0))} of it for the KV cache",
                 remedies=[f"--max-model-len {longest}"] if longest >= plan.block_size else ["a smaller model"],
             )
         length, reason = longest, f"{reason}; shortened from {length}"

@@ -1,5 +1,6 @@
 """Between HostTensor and torch. Imported only where torch is used."""
 
+import math
 import warnings
 from typing import Any
 
@@ -21,6 +22,15 @@ _DTYPES = {
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a headrace dtype name."""
     return _DTYPES[name]
+
+
+def zeros(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
+    """A tensor of zeros. In host memory its pages are taken from the system only as they are written."""
+    wanted = torch_dtype(dtype)
+    if device != "cpu":
+        return torch.zeros(shape, dtype=wanted, device=device)
+    pages = np.zeros(math.prod(shape) * wanted.itemsize, np.uint8)
+    return torch.from_numpy(pages).view(wanted).view(shape)
 
 
 def to_torch(tensor: HostTensor) -> torch.Tensor:

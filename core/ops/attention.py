@@ -10,13 +10,10 @@ def new_kv_cache(
 
     The definition holds (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim].
     """
-    import torch
-
-    from ._torch import torch_dtype
+    from ._torch import zeros
 
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    keys = torch.zeros(shape, dtype=torch_dtype(dtype), device=device)
-    return keys, torch.zeros_like(keys)
+    return zeros(shape, dtype, device), zeros(shape, dtype, device)
 
 
 def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> Array:
