@@ -10,6 +10,7 @@ from typing import Any
 import pluggy
 
 from .platform import DeviceInfo, OpProvider, PlatformSpec
+from .structured.compiler import GrammarCompiler, Vocabulary
 
 GROUP = "headrace.plugins"
 hookspec = pluggy.HookspecMarker("headrace")
@@ -35,6 +36,13 @@ def headrace_logits_processors() -> Mapping[str, Callable[..., Any]]:
     """Logits processors by name. Called when a request names one. Each value is a factory
     (sampling_params, prompt_token_ids) -> f(output_token_ids, logits [vocab_size] float32) -> logits.
     None means no processor."""
+    raise NotImplementedError
+
+
+@hookspec
+def headrace_structured_output(vocabulary: Vocabulary) -> GrammarCompiler:
+    """What compiles the grammars of structured output. Called when an engine starts, so what takes long is left to
+    the first grammar. Of several the last is taken, and headrace's own comes first. None means no compiler."""
     raise NotImplementedError
 
 

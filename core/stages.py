@@ -196,6 +196,7 @@ class StepResult:
     token_ids: Sequence[Sequence[int]]  # runner; per row, empty if it did not sample
     logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
+    failed: Mapping[int, str] = field(default_factory=dict)  # runner; by row: why this request cannot go on
     error: str = ""  # executor; the step failed and nothing of it counts
 
 

@@ -10,6 +10,7 @@ from ..sampling.params import SamplingParams
 from ..sampling.validate import ProcessorFactories, validate_params
 from ..scheduler.scheduler import Scheduler
 from ..stages import EngineRequest, RequestOutput
+from ..structured.compiler import GrammarCache
 from ..text.bad_words import bad_word_ids
 from ..text.tokenizer import Tokenizer
 from .executor import Executor
@@ -43,38 +44,29 @@ class Engine:
         processors: ProcessorFactories,
         limits: EngineLimits,
         clock: Clock,
+        grammars: GrammarCache | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.limits = limits
         self.clock = clock
         self._tokenizer = tokenizer
-        self._processors = processors
+        self.processors = processors
+        self._grammars = grammars
         self._loop = StepLoop(scheduler, executor, depth)
         self._outputs = OutputProcessor(tokenizer)
         self._children: dict[str, list[str]] = {}
 
     def validate(self, prompt_token_ids: Sequence[int], sampling_params: SamplingParams) -> None:
         """Raise RequestError if `add` would refuse the request."""
-        length, limits = len(prompt_token_ids), self.limits
-        if length == 0:
-            raise RequestError("the prompt is empty: there is no token to start from", code="empty_prompt")
-        needs_room = sampling_params.max_tokens != 0
-        if length + needs_room > limits.max_model_len:
-            raise RequestError(
-                f"the prompt has {length} tokens; with at least one token of output that is more than "
-                f"max_model_len {limits.max_model_len}",
-                code="context_length_exceeded",
-                remedies=[f"a prompt of at most {limits.max_model_len - 1} tokens", "a larger --max-model-len"],
-            )
-        if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= limits.vocab_size:
-            wrong = next(token for token in prompt_token_ids if not 0 <= token < limits.vocab_size)
-            raise RequestError(f"token id {wrong} is outside the vocabulary of {limits.vocab_size}")
+        limits = self.limits
+        check_prompt(prompt_token_ids, sampling_params, limits)
         validate_params(
             sampling_params,
             vocab_size=limits.vocab_size,
-            processors=self._processors,
+            processors=self.processors,
             max_model_len=limits.max_model_len,
+            grammars=self._grammars,
         )
         if self._tokenizer is None and (sampling_params.stop or sampling_params.bad_words):
             raise RequestError("stop strings and bad words need a tokenizer, and skip_tokenizer_init is set")
@@ -165,6 +157,24 @@ class Engine:
         for request_id in list(self._children):
             self.abort(request_id)
         self.executor.close()
+
+
+def check_prompt(prompt_token_ids: Sequence[int], sampling_params: SamplingParams, limits: EngineLimits) -> None:
+    """Raise RequestError for a prompt that is empty, leaves no room for output or has unknown token ids."""
+    length = len(prompt_token_ids)
+    if length == 0:
+        raise RequestError("the prompt is empty: there is no token to start from", code="empty_prompt")
+    needs_room = sampling_params.max_tokens != 0
+    if length + needs_room > limits.max_model_len:
+        raise RequestError(
+            f"the prompt has {length} tokens; with at least one token of output that is more than "
+            f"max_model_len {limits.max_model_len}",
+            code="context_length_exceeded",
+            remedies=[f"a prompt of at most {limits.max_model_len - 1} tokens", "a larger --max-model-len"],
+        )
+    if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= limits.vocab_size:
+        wrong = next(token for token in prompt_token_ids if not 0 <= token < limits.vocab_size)
+        raise RequestError(f"token id {wrong} is outside the vocabulary of {limits.vocab_size}")
 
 
 def _child_params(params: SamplingParams, index: int) -> SamplingParams:

@@ -27,6 +27,7 @@ from ..stages import (
     StepResult,
     TokenLogprobs,
 )
+from ..structured.compiler import GrammarCache
 
 UNKNOWN = -1
 """A token that a step in flight will sample."""
@@ -233,7 +234,22 @@ class ModelRunner:
                 for k, target in enumerate(targets)
             ]
             done += len(targets)
-        return StepResult(step=plan.step, token_ids=token_ids, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return StepResult(
+            step=plan.step,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            failed=self._failed(samples) if self._sampling.failures else {},
+        )
+
+    def _failed(self, samples: "Samples") -> dict[int, str]:
+        """By row, why its request cannot go on; a row of a request that has lost its slot is nobody's any more."""
+        failures = self._sampling.failures
+        return {
+            i: failures[slot]
+            for i, slot in zip(samples.rows, samples.slots.tolist(), strict=True)
+            if slot in failures
+        }
 
     def _remember(self, samples: "Samples", token_ids: IntArray) -> None:
         """Store tokens of slots that still belong to the request that was sampled."""
@@ -295,11 +311,17 @@ def build_model_runner(
     config: RunnerConfig,
     processors: ProcessorFactories,
     *,
+    grammars: GrammarCache | None = None,
+    end_token_ids: Sequence[int] = (),
     rope_original_len: int = 0,
 ) -> ModelRunner:
-    """A ModelRunner with its sampling state."""
+    """A ModelRunner with its sampling state. end_token_ids: tokens with which structured output ends."""
     sampling = SamplingState(
-        vocab_size=config.spec.vocab_size, max_num_seqs=config.max_num_seqs, processors=processors
+        vocab_size=config.spec.vocab_size,
+        max_num_seqs=config.max_num_seqs,
+        processors=processors,
+        grammars=grammars,
+        end_token_ids=end_token_ids,
     )
     return ModelRunner(runner, config, sampling, rope_original_len=rope_original_len)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import RequestError
+from ..structured.params import StructuredOutputParams
 
 GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy: the highest logit wins, without noise."""
@@ -60,6 +61,8 @@ class SamplingParams:
     """names of logits processors that plugins supply"""
     extra_args: Mapping[str, Any] = field(default_factory=dict)
     """arguments for those plugins"""
+    structured_output: StructuredOutputParams | None = None
+    """the form of the output, which ends where that does; None: any text"""
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -107,6 +110,13 @@ class SamplingParams:
             value = getattr(self, name)
             _check(value is None or isinstance(value, Mapping), f"{name} must be a mapping", value)
             object.__setattr__(self, name, dict(value or {}))
+        form = self.structured_output
+        if isinstance(form, Mapping):
+            _check(set(form) <= {"kind", "value"}, "structured_output must have kind and value", dict(form))
+            form = StructuredOutputParams(kind=form.get("kind", ""), value=form.get("value"))
+            object.__setattr__(self, "structured_output", form)
+        is_form = form is None or isinstance(form, StructuredOutputParams)
+        _check(is_form, "structured_output must be StructuredOutputParams", form)
         try:
             object.__setattr__(self, "logit_bias", {int(token): float(v) for token, v in self.logit_bias.items()})
         except (TypeError, ValueError):

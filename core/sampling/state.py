@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 from ..errors import PluginError
 from ..stages import FloatArray, IntArray, NewRequest, SamplingBatch
+from ..structured.compiler import GrammarCache
+from ..structured.constraint import Constraint
 from .validate import MAX_LOGPROBS, ProcessorFactories, validate_params
 
 __all__ = ["MAX_LOGPROBS", "ProcessorFactories", "SamplingState", "validate_params"]
@@ -28,6 +30,7 @@ class _Edits:
     stop_tokens: IntArray = field(default_factory=lambda: _NO_INTS)
     bad_words: tuple[tuple[int, ...], ...] = ()  # of two tokens or more; single ones are in the bias
     allow_mask: IntArray | None = None
+    constraint: Constraint | None = None
     penalties: "_TokenCounts | None" = None
     processors: tuple[Callable[..., Any], ...] = ()
     outputs: list[int] = field(default_factory=list)
@@ -40,8 +43,22 @@ class SamplingState:
     greedy requests costs a few array reads.
     """
 
-    def __init__(self, *, vocab_size: int, max_num_seqs: int, processors: ProcessorFactories | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_num_seqs: int,
+        processors: ProcessorFactories | None = None,
+        grammars: GrammarCache | None = None,
+        end_token_ids: Sequence[int] = (),
+    ) -> None:
+        """end_token_ids: tokens with which structured output ends. Requests that need a processor or a grammar may
+        only come if there are some here."""
+        self.failures: dict[int, str] = {}
+        """Slot -> why its request cannot go on."""
         self._vocab_size = vocab_size
+        self._grammars = grammars
+        self._end_token_ids = tuple(end_token_ids)
         self._processors: Mapping[str, Callable[..., Any]] = processors or {}
         self._seeds = np.zeros(max_num_seqs, np.int32)
         self._num_tokens = [0] * max_num_seqs
@@ -84,6 +101,7 @@ class SamplingState:
         self._random.discard(slot)
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
+        self.failures.pop(slot, None)
         self._temperature[slot] = self._top_k[slot] = self._min_p[slot] = 0
         self._frequency[slot] = self._presence[slot] = 0
         self._top_p[slot] = self._repetition[slot] = 1
@@ -153,6 +171,13 @@ class SamplingState:
             edits.outputs.extend(token_ids)
             if edits.penalties is not None:
                 edits.penalties.count(token_ids)
+            if edits.constraint is not None:
+                edits.constraint.accept(token_ids)
+                self._note_failure(slot, edits.constraint)
+
+    def _note_failure(self, slot: int, constraint: Constraint) -> None:
+        if constraint.failure:
+            self.failures[slot] = constraint.failure
 
     @property
     def wants_logprobs(self) -> bool:
@@ -171,17 +196,22 @@ class SamplingState:
         processors: list[tuple[int, Callable[..., Any]]] = []
         mask: IntArray | None = None
         for n, edits in edited:
+            num_outputs = int(positions[n]) - self._num_prompt_tokens[int(slots[n])]
             if len(edits.bias_tokens):
                 bias.append((n, edits.bias_tokens, edits.bias_values))
-            banned = _banned_now(edits, int(positions[n]) - self._num_prompt_tokens[int(slots[n])])
+            banned = _banned_now(edits, num_outputs)
             if len(banned):
                 bias.append((n, banned, np.full(len(banned), -np.inf, np.float32)))
             if edits.penalties is not None and edits.penalties.size:
                 penalties.append((n, *edits.penalties.arrays()))
-            if edits.allow_mask is not None:
+            if edits.allow_mask is not None or edits.constraint is not None:
                 if mask is None:
-                    mask = np.full((len(slots), len(edits.allow_mask)), -1, np.int32)
-                mask[n] = edits.allow_mask
+                    mask = np.full((len(slots), -(-self._vocab_size // 32)), -1, np.int32)
+                if edits.constraint is not None:
+                    edits.constraint.fill_mask(mask[n], num_outputs)
+                    self._note_failure(int(slots[n]), edits.constraint)
+                else:
+                    mask[n] = edits.allow_mask
             processors += [(n, _bind_processor(process, edits.outputs)) for process in edits.processors]
         if bias:
             columns["bias_rows"] = _repeat_rows([(n, len(tokens)) for n, tokens, _ in bias])
@@ -208,7 +238,9 @@ class SamplingState:
         if params.logit_bias or single:
             edits.bias_tokens = np.array([*params.logit_bias, *single], np.int32)
             edits.bias_values = np.array([*params.logit_bias.values(), *[-np.inf] * len(single)], np.float32)
-        if params.min_tokens and new.stop_token_ids:
+        if params.structured_output is not None:
+            edits.constraint = self._constrain(new, outputs)
+        elif params.min_tokens and new.stop_token_ids:
             edits.min_tokens = params.min_tokens
             edits.stop_tokens = np.array(new.stop_token_ids, np.int32)
         if params.allowed_token_ids:
@@ -226,10 +258,29 @@ class SamplingState:
             or len(edits.stop_tokens)
             or edits.bad_words
             or edits.allow_mask is not None
+            or edits.constraint is not None
             or edits.penalties is not None
             or edits.processors
         )
         return edits if needed else None
+
+    def _constrain(self, new: NewRequest, outputs: Sequence[int]) -> Constraint:
+        params = new.sampling_params
+        assert self._grammars is not None and params.structured_output is not None, "validate_params lets none pass"
+        size = self._vocab_size
+        ends = [token for token in self._end_token_ids if token < size]
+        stops = [token for token in new.stop_token_ids if token < size]
+        constraint = Constraint(
+            self._grammars.compile(params.structured_output).new_matcher(),
+            ends=allow_bits(ends, size),
+            stops=allow_bits([*ends, *stops], size),
+            allowed=allow_bits(params.allowed_token_ids, size) if params.allowed_token_ids else None,
+            ignore_eos=params.ignore_eos,
+            min_tokens=params.min_tokens,
+        )
+        constraint.accept(outputs)
+        self._note_failure(new.slot, constraint)
+        return constraint
 
 
 class _TokenCounts:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import RequestError
+from ..structured.compiler import GrammarCache
 from ..suggest import did_you_mean
 from .params import SamplingParams
 
@@ -15,10 +16,15 @@ ProcessorFactories = Mapping[str, Callable[..., Any]]
 
 
 def validate_params(
-    params: SamplingParams, *, vocab_size: int, processors: ProcessorFactories, max_model_len: int
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    processors: ProcessorFactories,
+    max_model_len: int,
+    grammars: GrammarCache | None = None,
 ) -> None:
     """Raise RequestError for token ids outside the vocabulary, unknown logits processors, too many log
-    probabilities, and limits that the model's length cannot meet."""
+    probabilities, limits that the model's length cannot meet, and grammars that cannot be compiled."""
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
         _check_ids(name, getattr(params, name), vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
@@ -40,6 +46,14 @@ def validate_params(
             f"min_tokens {params.min_tokens} cannot be reached with max_model_len {max_model_len}",
             code="invalid_sampling_params",
         )
+    if params.structured_output is not None:
+        if grammars is None:
+            raise RequestError(
+                "structured output needs a tokenizer (skip_tokenizer_init is set) and a plugin that compiles grammars",
+                code="structured_output_unavailable",
+                remedies=("load the model with its tokenizer", "pip install llguidance"),
+            )
+        grammars.compile(params.structured_output)
 
 
 def _try_factory(name: str, factory: Callable[..., Any], params: SamplingParams) -> None:

@@ -71,10 +71,12 @@ class Request:
         self.max_num_tokens = max_model_len
         if params.max_tokens is not None:
             self.max_num_tokens = min(max_model_len, self.num_prompt_tokens + params.max_tokens)
-        self.min_num_tokens = self.num_prompt_tokens + params.min_tokens
+        # A grammar says itself where its text may end, and then it must.
+        has_grammar = params.structured_output is not None
+        self.min_num_tokens = self.num_prompt_tokens + (0 if has_grammar else params.min_tokens)
         self.token_ids += source.output_token_ids
         self.is_prompt_only = params.max_tokens == 0
-        eos = () if params.ignore_eos else tuple(eos_token_ids)
+        eos = () if params.ignore_eos and not has_grammar else tuple(eos_token_ids)
         # To the stop reason: an end of sequence needs none.
         self.stop_ids: dict[int, int | None] = {token: token for token in params.stop_token_ids}
         self.stop_ids.update(dict.fromkeys(eos))
@@ -84,6 +86,7 @@ class Request:
             or params.bad_words
             or source.bad_word_ids
             or params.logits_processors
+            or has_grammar
             or params.presence_penalty
             or params.frequency_penalty
             or params.repetition_penalty != 1.0

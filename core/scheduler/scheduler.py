@@ -165,7 +165,12 @@ class Scheduler:
             if num_tokens <= 0 or (pending and self._must_wait(request)):
                 index += 1
                 continue
-            if num_tokens == 1 and self._num_draft_tokens and computed + 1 >= request.num_prompt_tokens:
+            if (
+                num_tokens == 1
+                and self._num_draft_tokens
+                and computed + 1 >= request.num_prompt_tokens
+                and not request.needs_last_token  # a draft is sampled before the host knows the token ahead of it
+            ):
                 room = request.max_num_tokens - 2 - computed
                 num_drafts = max(0, min(self._num_draft_tokens, left - 1, room, max_chunk - 1))
             num_tokens += num_drafts
@@ -314,6 +319,9 @@ class Scheduler:
         logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
         for index, (row, request, token_ids) in enumerate(zip(plan.rows, requests, result.token_ids, strict=True)):
             if request.epoch != row.epoch:  # preempted, aborted or finished meanwhile
+                continue
+            if index in result.failed:
+                self._end(request, "error", result.failed[index])
                 continue
             reason: FinishReason | None = None
             if row.sample:

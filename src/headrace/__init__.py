@@ -10,6 +10,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputParams",
     "__version__",
 ]
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .core.llm import LLM
     from .core.sampling.params import SamplingParams
     from .core.stages import CompletionOutput, Logprob, RequestOutput
+    from .core.structured.params import StructuredOutputParams
 else:
     # `import headrace` must stay cheap: each public name is imported when it is first used (PEP 562).
     _EXPORTS = {
@@ -27,6 +29,7 @@ else:
         "CompletionOutput": ".core.stages",
         "Logprob": ".core.stages",
         "HeadraceError": ".core.errors",
+        "StructuredOutputParams": ".core.structured.params",
     }
 
     def __getattr__(name: str) -> Any:

@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.errors import RequestError
 from headrace.core.platform import DeviceInfo, OpContext
 from headrace.core.plugin_check import new_manager, read_manifests, register
 from headrace.core.sampling.params import SamplingParams
 from headrace.core.self_test import tiny_spec
+from headrace.core.structured.compiler import Vocabulary
+from headrace.core.structured.params import StructuredOutputParams
+from headrace.core.text.tokenizer import Tokenizer
+from tiny_tokenizers import train_byte_level
 
 PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"^## (headrace_\w+)\n.*?```python\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL))
@@ -60,6 +65,19 @@ def test_logits_processors() -> None:
     process = processors["only_even"](SamplingParams(extra_args={"from": 1}), [1, 2])
     assert process([], np.zeros(4, np.float32)).tolist() == [0, 0, 0, 0]
     assert process([0], np.zeros(4, np.float32)).tolist() == [0, -np.inf, 0, -np.inf]
+
+
+def test_structured_output() -> None:
+    trained = train_byte_level()
+    vocabulary = Vocabulary(tokenizer=Tokenizer(trained), vocab_size=512, end_token_ids=[2])
+    [compiler] = call("headrace_structured_output", vocabulary=vocabulary)
+    matcher = compiler.compile(StructuredOutputParams(kind="regex", value="[0-9]*")).new_matcher()
+    row = np.zeros(16, np.int32)
+    matcher.fill_mask(row)
+    allowed = {t for t in range(512) if row[t // 32] >> (t % 32) & 1}
+    assert allowed == {2, *(id for text, id in trained.get_vocab().items() if text.isascii() and text.isdigit())}
+    with pytest.raises(RequestError, match="acme knows no json_object"):
+        compiler.compile(StructuredOutputParams(kind="json_object"))
 
 
 def test_conformance() -> None:

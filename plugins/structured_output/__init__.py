@@ -1,0 +1,1 @@
+"""Structured output: libraries that compile grammars into masks of allowed tokens."""

@@ -1,0 +1,214 @@
+"""Structured output by llguidance: schemas, patterns and grammars to masks of allowed tokens."""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.errors import PluginError, RequestError
+from headrace.core.hooks import hookimpl
+from headrace.core.structured.compiler import Vocabulary
+from headrace.core.structured.params import StructuredOutputParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from headrace.core.stages import IntArray
+
+WHITESPACE = r"[ \t\n\r]{0,20}"
+"""Between the tokens of JSON. Bounded, as a model that writes nothing but blanks would never end."""
+_MAX_ERROR = 400
+
+
+@hookimpl
+def headrace_structured_output(vocabulary: Vocabulary) -> "Compiler | None":
+    return Compiler(vocabulary) if find_spec("llguidance") is not None else None
+
+
+class Compiler:
+    """Compiles for one vocabulary, which llguidance learns when the first grammar comes (a second for 150,000
+    tokens)."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = threading.Lock()
+
+    def compile(self, params: StructuredOutputParams) -> "CompiledGrammar":
+        """Raises RequestError, with what llguidance says of the grammar."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        tokenizer = self._load_tokenizer()
+        source = _source(params)
+        # Verbose errors would repeat the whole grammar.
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if matcher.is_error():
+            raise _wrong(params, matcher.get_error())
+        return CompiledGrammar(matcher, frozenset(tokenizer.eos_tokens))
+
+    def _load_tokenizer(self) -> "LLTokenizer":
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = _make_tokenizer(self._vocabulary)
+            return self._tokenizer
+
+
+class CompiledGrammar:
+    """A matcher that is only copied, never moved."""
+
+    def __init__(self, matcher: "LLMatcher", end_token_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._end_token_ids = end_token_ids
+
+    def new_matcher(self) -> "OutputMatcher":
+        """A copy at the beginning; what it learns of the grammar is shared."""
+        return OutputMatcher(self._matcher.deep_copy(), self._end_token_ids)
+
+
+class OutputMatcher:
+    """One output's place in a grammar."""
+
+    def __init__(self, matcher: "LLMatcher", end_token_ids: frozenset[int]) -> None:
+        self._matcher = matcher
+        self._end_token_ids = end_token_ids
+        self._num_ends = 0  # accepted when llguidance was at the end already, which it does not count
+
+    def fill_mask(self, row: "IntArray") -> None:
+        """row: int32 [ceil(vocab_size / 32)], contiguous. Raises PluginError if llguidance meets its limits."""
+        assert row.flags.c_contiguous, "llguidance writes through a pointer"
+        self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        if self._matcher.is_error():
+            raise PluginError(f"structured output: {self._matcher.get_error()[:_MAX_ERROR]}")
+
+    def accept(self, token_ids: Sequence[int]) -> int:
+        """The first token that the grammar does not allow, and all behind it, are left out."""
+        count = self._matcher.try_consume_tokens(list(token_ids)) if not self._num_ends else 0
+        if count < len(token_ids) and token_ids[count] in self._end_token_ids and self._is_at_end():
+            self._num_ends += 1
+            count += 1
+        return count
+
+    def rollback(self, num_tokens: int) -> None:
+        """Raises PluginError if fewer tokens were accepted."""
+        num_ends = min(num_tokens, self._num_ends)
+        self._num_ends -= num_ends
+        if num_tokens > num_ends and not self._matcher.rollback(num_tokens - num_ends):
+            raise PluginError(f"structured output cannot go back {num_tokens} tokens: {self._matcher.get_error()}")
+
+    def _is_at_end(self) -> bool:
+        return not self._num_ends and self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+def _make_tokenizer(vocabulary: Vocabulary) -> "LLTokenizer":
+    from llguidance import LLTokenizer
+    from llguidance._tokenizer import TokenizerWrapper
+
+    if vocabulary.tokenizer.decoding.kind == "other":
+        raise RequestError(
+            "structured output: the text of this model's tokens depends on their neighbours, so no grammar can be "
+            "followed token by token",
+            code="structured_output_unavailable",
+        )
+    ends = [token for token in vocabulary.end_token_ids if token < vocabulary.vocab_size]
+    if not ends:
+        raise RequestError(
+            "structured output: this model has no end-of-sequence token, so no output could end",
+            code="structured_output_unavailable",
+        )
+    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary, ends[0])), eos_token=ends)
+
+
+class _Tokens:
+    """The vocabulary as llguidance wants to see it."""
+
+    def __init__(self, vocabulary: Vocabulary, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = None
+        self.tokens = vocabulary.tokens()
+        self.special_token_ids = sorted(id for id in vocabulary.special_ids if id < vocabulary.vocab_size)
+        for token_id in self.special_token_ids:
+            # A special token without a name could not be told from padding.
+            self.tokens[token_id] = self.tokens[token_id] or f"<special_{token_id}>".encode()
+        self._tokenizer = vocabulary.tokenizer
+        self._num_tokens = vocabulary.vocab_size
+        self._special = vocabulary.special_ids
+        self._ids = {token: id for id, token in enumerate(self.tokens) if token and id not in self._special}
+        self._longest = max(map(len, self._ids), default=1)
+
+    def __call__(self, text: str) -> list[int]:
+        """The tokens of a text that follows another one; where a grammar forces its text, no others are allowed."""
+        # What tokenizers do to the start of a text, they do to the line break.
+        for before in ("", "\n"):
+            ids = self._tokenizer.encode(before + text, add_special_tokens=False)
+            start = self._tokenizer.encode(before, add_special_tokens=False)
+            ids = ids[len(start) :] if ids[: len(start)] == start else []
+            is_known = all(id < self._num_tokens and id not in self._special for id in ids)
+            if is_known and b"".join(self.tokens[id] for id in ids) == text.encode():
+                return ids
+        return self._encode_greedily(text.encode())
+
+    def _encode_greedily(self, text: bytes) -> list[int]:
+        ids: list[int] = []
+        at = 0
+        while at < len(text):
+            ends = range(min(len(text), at + self._longest), at, -1)
+            end = next((end for end in ends if text[at:end] in self._ids), None)
+            if end is None:
+                break
+            ids.append(self._ids[text[at:end]])
+            at = end
+        return ids
+
+
+def _source(params: StructuredOutputParams) -> str:
+    """llguidance's own form of a grammar."""
+    from llguidance import LLMatcher
+
+    value = params.value
+    if params.kind == "json_object":
+        return _json_grammar({"type": "object"}, params)
+    if params.kind == "json_schema":
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise _wrong(params, str(error)) from error
+        return _json_grammar(value, params)
+    if params.kind == "regex":
+        return LLMatcher.grammar_from_regex(value)
+    if params.kind == "choice":
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
+    return _lark_grammar(value, params)
+
+
+def _json_grammar(schema: Any, params: StructuredOutputParams) -> str:
+    from llguidance import LLMatcher
+
+    if not isinstance(schema, (bool, Mapping)):
+        raise _wrong(params, f"a schema must be an object, got {type(schema).__name__}")
+    # `lenient` off: a keyword that cannot be enforced is an error, not a wish.
+    options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
+    try:
+        if isinstance(schema, Mapping):
+            return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
+        return LLMatcher.grammar_from_json_schema(json.dumps({} if schema else {"enum": []}), overrides=options)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _wrong(params, str(error)) from error
+
+
+def _lark_grammar(text: str, params: StructuredOutputParams) -> str:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(text) if "::=" in text else text)
+    except Exception as error:  # the converter raises bare errors of its own for whatever it cannot read
+        raise _wrong(params, str(error)) from error
+
+
+def _wrong(params: StructuredOutputParams, reason: str) -> RequestError:
+    return RequestError(
+        f"structured output: {params.kind} cannot be used: {reason.strip()[:_MAX_ERROR]}",
+        code="invalid_structured_output",
+    )
