@@ -37,9 +37,19 @@ def run_step(
     if sampling is None:
         return StepArrays(hidden_states=hidden_states, sampled=None, kv=kv, last_tokens=last_tokens)
     logits = compute_logits(ops, spec, params, ops.gather(hidden_states, batch.logits_indices))
-    sampled = sample_step(ops, logits, sampling)
-    last_tokens = ops.remember_tokens(last_tokens, sampling.slots, sampled.token_ids)
+    sampled, last_tokens = sample_and_remember(ops, logits, last_tokens, sampling)
     return StepArrays(hidden_states=hidden_states, sampled=sampled, kv=kv, last_tokens=last_tokens)
+
+
+def sample_and_remember(
+    ops: OpTable, logits: Array, last_tokens: Array, sampling: SamplingBatch
+) -> tuple[Sampled, Array]:
+    """The second half of a step: sample, and keep what each slot sampled for steps that are already on their way.
+
+    logits: float32 [num_logits, vocab_size]. Returns what was sampled and last_tokens [max_num_seqs] int32.
+    """
+    sampled = sample_step(ops, logits, sampling)
+    return sampled, ops.remember_tokens(last_tokens, sampling.slots, sampled.token_ids)
 
 
 def prompt_logprobs(

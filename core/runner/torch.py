@@ -3,19 +3,22 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..errors import OutOfMemory
 from ..ops import OpTable, Selection, select_ops
-from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, Runner, RunnerConfig
+from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, Pending, Runner, RunnerConfig
+from ..sampling.sampler import Sampled
 from ..stages import (
     Array,
     ForwardBatch,
+    IntArray,
     KVCaches,
     LogprobArrays,
     PromptLogprobsBatch,
@@ -26,13 +29,11 @@ from ..stages import (
 from ..units import format_bytes
 from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
-from .step import prompt_logprobs, run_step
+from .packed import cut, join, pack
+from .step import StepArrays, prompt_logprobs, run_step
 
-Batch = TypeVar("Batch", ForwardBatch, SamplingBatch)
 PROMPT_LOGPROBS_ROWS = 256
 """Rows of logits held at a time for prompt log probabilities: [rows, vocab_size] float32."""
-
-_FIELDS = {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in (ForwardBatch, SamplingBatch)}
 
 
 class TorchDevice(Device):
@@ -133,28 +134,53 @@ class TorchRunner(Runner):
             )
         ).result()
 
-    def step(self, batch: StepInput) -> "Done":
-        """Run one step eagerly; the result is there when this returns."""
+    def step(self, batch: StepInput) -> Pending:
+        """Run one step: one copy to the device, the model, the sampler, one copy back."""
         assert self._kv is not None, "kv_init comes before step"
         start_s = time.perf_counter()
         with _memory_errors("a step's activations"), torch.inference_mode():
-            forward = self._move(batch.forward)
-            if forward.token_slots is not None:
-                recalled = self.ops.recall_tokens(forward.input_ids, self._last_tokens, forward.token_slots)
-                forward = dataclasses.replace(forward, input_ids=recalled)
-            sampling = self._move(batch.sampling) if batch.sampling is not None else None
-            arrays = run_step(
-                self.ops, self.config.spec, self._params, self._kv, self._last_tokens, forward, sampling
-            )
-            self._kv, self._last_tokens = arrays.kv, arrays.last_tokens
+            arrays, prompts = self.run(batch)
             sampled = arrays.sampled
-            output = StepOutput(
-                token_ids=self.ops.to_host(sampled.token_ids) if sampled is not None else np.empty(0, np.int32),
-                logprobs=self._logprobs(sampled.logprobs) if sampled is not None and sampled.logprobs else None,
-                prompt_logprobs=self._prompt_logprobs(batch.prompt_logprobs, arrays.hidden_states),
-                timings={"step_s": time.perf_counter() - start_s},
-            )
-        return Done(output)
+            results: list[Array] = []
+            if sampled is not None:
+                results = [sampled.token_ids, *(sampled.logprobs or ())]
+            results += prompts
+
+            def finish(words: IntArray) -> StepOutput:
+                return _output(cut(words, results), sampled, bool(prompts), time.perf_counter() - start_s)
+
+            if not results:
+                return Done(finish(np.empty(0, np.int32)))
+            return self.receive(results[0] if len(results) == 1 else join(results), finish)
+
+    # ---- what a platform's runner may do in its own way ---------------------------------------------------
+    def run(self, batch: StepInput) -> tuple[StepArrays, list[Array]]:
+        """Compute a step on the device: what it leaves there, and the arrays of its prompt log probabilities."""
+        moved = self.move(batch)
+        assert self._kv is not None
+        arrays = run_step(
+            self.ops, self.config.spec, self._params, self._kv, self._last_tokens, moved.forward, moved.sampling
+        )
+        self._kv, self._last_tokens = arrays.kv, arrays.last_tokens
+        return arrays, self._prompt_logprobs(moved.prompt_logprobs, arrays.hidden_states)
+
+    def move(self, batch: StepInput) -> StepInput:
+        """The step's arrays on the device, tokens of steps in flight filled in."""
+        packed = pack(batch)
+        moved = packed.unpack(self.send(packed.words))
+        forward = moved.forward
+        if forward.token_slots is None:
+            return moved
+        recalled = self.ops.recall_tokens(forward.input_ids, self._last_tokens, forward.token_slots)
+        return dataclasses.replace(moved, forward=dataclasses.replace(forward, input_ids=recalled))
+
+    def send(self, words: IntArray) -> Array:
+        """A step's input on the device, int32 [size]; `words` may be reused when this returns."""
+        return self.ops.to_device(words)
+
+    def receive(self, words: Array, finish: Callable[[IntArray], StepOutput]) -> Pending:
+        """Bring a step's results to the host; `finish` reads them from a flat int32 array."""
+        return Done(finish(self.ops.to_host(words).view(np.int32)))
 
     def memory(self) -> Memory:
         """The device's memory now."""
@@ -172,42 +198,19 @@ class TorchRunner(Runner):
         tensor = HostTensor(name=loaded.param.name, dtype="float32", shape=values.shape, data=values)
         return self.ops.upload(tensor, dtype="float32", device=self.device.torch_device)
 
-    def _move(self, batch: Batch) -> Batch:
-        moved: dict[str, Any] = {}
-        for name in _FIELDS[type(batch)]:
-            value = getattr(batch, name)
-            if isinstance(value, np.ndarray):
-                moved[name] = self.ops.to_device(value)
-            elif name in ("block_tables", "slot_mappings"):
-                moved[name] = [self.ops.to_device(array) for array in value]
-        return dataclasses.replace(batch, **moved)
-
-    def _logprobs(self, arrays: tuple[Array, Array, Array, Array]) -> LogprobArrays:
-        chosen, ranks, top_ids, top_values = (self.ops.to_host(array) for array in arrays)
-        return LogprobArrays(chosen=chosen, ranks=ranks, top_ids=top_ids, top_values=top_values)
-
-    def _prompt_logprobs(self, batch: PromptLogprobsBatch | None, hidden_states: Array) -> LogprobArrays | None:
+    def _prompt_logprobs(self, batch: PromptLogprobsBatch | None, hidden_states: Array) -> list[Array]:
+        """(chosen, ranks, top ids, top values) on the device, computed a few rows at a time."""
         if batch is None:
-            return None
-        pieces = []
-        for start in range(0, len(batch.rows), PROMPT_LOGPROBS_ROWS):
-            rows, targets = (
-                self.ops.to_device(array[start : start + PROMPT_LOGPROBS_ROWS])
-                for array in (batch.rows, batch.targets)
+            return []
+        pieces = [
+            prompt_logprobs(
+                self.ops, self.config.spec, self._params, hidden_states, rows, targets, batch.num_logprobs
             )
-            pieces.append(
-                self._logprobs(
-                    prompt_logprobs(
-                        self.ops, self.config.spec, self._params, hidden_states, rows, targets, batch.num_logprobs
-                    )
-                )
+            for rows, targets in zip(
+                batch.rows.split(PROMPT_LOGPROBS_ROWS), batch.targets.split(PROMPT_LOGPROBS_ROWS), strict=True
             )
-        return LogprobArrays(
-            chosen=np.concatenate([piece.chosen for piece in pieces]),
-            ranks=np.concatenate([piece.ranks for piece in pieces]),
-            top_ids=np.concatenate([piece.top_ids for piece in pieces]),
-            top_values=np.concatenate([piece.top_values for piece in pieces]),
-        )
+        ]
+        return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 
 
 class Done:
@@ -223,6 +226,24 @@ class Done:
     def result(self) -> StepOutput:
         """The output, at once."""
         return self._output
+
+
+def _output(
+    arrays: Sequence[npt.NDArray[Any]], sampled: Sampled | None, has_prompts: bool, step_s: float
+) -> StepOutput:
+    """Sort a step's results on the host: token ids, then four arrays for each kind of log probabilities."""
+    rest = list(arrays)
+    return StepOutput(
+        token_ids=rest.pop(0) if sampled is not None else np.empty(0, np.int32),
+        logprobs=_take_logprobs(rest) if sampled is not None and sampled.logprobs is not None else None,
+        prompt_logprobs=_take_logprobs(rest) if has_prompts else None,
+        timings={"step_s": step_s},
+    )
+
+
+def _take_logprobs(rest: list[npt.NDArray[Any]]) -> LogprobArrays:
+    chosen, ranks, top_ids, top_values = (rest.pop(0) for _ in range(4))
+    return LogprobArrays(chosen=chosen, ranks=ranks, top_ids=top_ids, top_values=top_values)
 
 
 def _bind_device(table: OpTable, device: str) -> OpTable:
