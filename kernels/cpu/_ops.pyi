@@ -5,6 +5,7 @@ ValueError, a wrong type TypeError. Every result depends on its own row alone, b
 how a prompt was cut, not on the number of threads (it does depend on the tier).
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -37,6 +38,9 @@ def num_threads() -> int:
 
 def set_num_threads(num_threads: int) -> None:
     """From the next kernel on. Raises ValueError outside [1, 1024]."""
+
+def num_regions() -> int:
+    """Parallel regions run so far by this process."""
 
 def allocated_bytes() -> int:
     """Address space held for packed weights and KV caches."""
@@ -156,3 +160,73 @@ def sample(
 
 def gumbel_noise(seed: int, position: int, token: int) -> float:
     """As core.ops.sampling.gumbel_noise, of one token."""
+
+class View:
+    """[rows, cols] numbers in a program's arena: the first at byte `offset`, `stride` elements between rows."""
+
+    def __init__(
+        self, offset: int, cols: int, stride: int, dtype: str, rows: Literal["tokens", "logits"] = "tokens"
+    ) -> None: ...
+
+class Program:
+    """A step as a list of kernels over one arena, walked by all threads inside one parallel region.
+
+    Each method but `run` and `read` adds a record, whose meaning is the op of that name in core/ops. Kernels are
+    those of the tier that is in use when a record is added. Float parameters are copied, an empty list stands for
+    none; weights and caches are kept alive.
+    """
+
+    def __init__(self, arena_bytes: int, max_tokens: int, max_logits: int) -> None: ...
+    @property
+    def num_records(self) -> int: ...
+    def embedding(self, out: View, weight: PackedWeight, of_positions: bool = False) -> None:
+        """Rows of the weight by input_ids, or by positions."""
+
+    def linear(
+        self, out: View, x: View, weight: PackedWeight, bias: Sequence[float] = ..., quantize_x: bool = False
+    ) -> None: ...
+    def rms_norm(self, out: View, x: View, n: int, weight: Sequence[float], eps: float) -> None:
+        """Over each n columns: the hidden size, or head_dim for a norm of each head."""
+
+    def add_rms_norm(
+        self, out: View, total: View, x: View, residual: View, weight: Sequence[float], eps: float
+    ) -> None: ...
+    def layer_norm(self, out: View, x: View, weight: Sequence[float], bias: Sequence[float], eps: float) -> None: ...
+    def rotary_angles(self, cos: View, sin: View, inv_freq: Sequence[float], attention_factor: float) -> None: ...
+    def rope(self, out: View, x: View, cos: View, sin: View, head_dim: int, interleaved: bool = False) -> None: ...
+    def act(self, out: View, x: View, activation: str) -> None: ...
+    def act_mul(self, out: View, x: View, activation: str) -> None: ...
+    def add(self, out: View, x: View, y: View) -> None: ...
+    def scale(self, out: View, x: View, factor: float) -> None: ...
+    def softcap(self, out: View, x: View, cap: float) -> None: ...
+    def cast(self, out: View, x: View) -> None: ...
+    def gather(self, out: View, x: View) -> None:
+        """Rows of tokens by logits_indices."""
+
+    def write_kv(self, kv_cache: KVCache, key: View, value: View, group: int = 0) -> None: ...
+    def paged_attention(
+        self,
+        out: View,
+        query: View,
+        kv_cache: KVCache,
+        group: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Sequence[float] = ...,
+        alibi_slopes: Sequence[float] = ...,
+    ) -> None: ...
+    def run(
+        self,
+        input_ids: Ints,
+        positions: Ints,
+        query_start_loc: Ints,
+        seq_lens: Ints,
+        block_tables: Sequence[Ints],
+        slot_mappings: Sequence[Ints],
+        logits_indices: Ints,
+    ) -> None:
+        """One step. Raises ValueError for an index out of range, before anything runs."""
+
+    def read(self, out: Numbers, view: View) -> None:
+        """Copy the first len(out) rows of a value."""

@@ -391,6 +391,7 @@ void attention_of(const AttentionArgs &args, const Context &context) {
             rows.save_segment(task.segment);
             // Whoever is last has seen the results of the others.
             if (__atomic_sub_fetch(&block.pending, 1, __ATOMIC_ACQ_REL) != 0) continue;
+            block.pending = block.num_segments;  // for the next layer that uses these tasks
             rows.merge_saved();
         }
         rows.finish();

@@ -64,7 +64,8 @@ struct NormArgs {
     void *out;             // [num_tokens, n]
     void *sum;             // [num_tokens, n], x + residual; null without a residual
     Dtype dtype;
-    int64_t num_tokens, n;
+    int64_t num_tokens, n;     // rows, values in a row
+    int64_t group, x_stride;   // x: `group` rows side by side, x_stride elements from one group to the next
     float eps;
 };
 

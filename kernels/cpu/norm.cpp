@@ -29,7 +29,8 @@ void rms_norm_of(const NormArgs &args, const Context &context) {
     int64_t begin, end;
     share(args.num_tokens, context, &begin, &end);
     for (int64_t token = begin; token < end; ++token) {
-        const T *x = static_cast<const T *>(args.x) + token * args.n;
+        const T *x =
+            static_cast<const T *>(args.x) + token / args.group * args.x_stride + token % args.group * args.n;
         T *out = static_cast<T *>(args.out) + token * args.n;
         if (args.residual) {
             const T *residual = static_cast<const T *>(args.residual) + token * args.n;
@@ -57,7 +58,8 @@ void layer_norm_of(const NormArgs &args, const Context &context) {
     int64_t begin, end;
     share(args.num_tokens, context, &begin, &end);
     for (int64_t token = begin; token < end; ++token) {
-        const T *x = static_cast<const T *>(args.x) + token * args.n;
+        const T *x =
+            static_cast<const T *>(args.x) + token / args.group * args.x_stride + token % args.group * args.n;
         T *out = static_cast<T *>(args.out) + token * args.n;
         V total = {};
         pieces(args.n, [&](int64_t i, int64_t n) { total = total + get(x + i, n); });

@@ -78,8 +78,10 @@ INLINE V fma(V a, V b, V c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(HEADRACE_HAS_256)
     return _mm256_fmadd_ps(a, b, c);
-#elif defined(__aarch64__) && HEADRACE_LANES == 4
-    return vfmaq_f32(c, a, b);
+#elif defined(__aarch64__)
+    V result;
+    for (int i = 0; i < kLanes; ++i) result[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return result;
 #else
     return a * b + c;
 #endif

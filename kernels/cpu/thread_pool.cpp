@@ -133,6 +133,7 @@ class Pool {
 };
 
 std::atomic<int> wanted{1};
+std::atomic<long long> regions{0};
 
 struct State {
     std::mutex mutex;
@@ -171,7 +172,10 @@ void parallel(std::size_t scratch_bytes, const std::function<void(const Context 
         mine.pool.reset();
         mine.pool = std::make_unique<Pool>(count);
     }
+    ++regions;
     mine.pool->run(scratch_bytes, body);
 }
+
+long long num_regions() { return regions.load(); }
 
 }  // namespace headrace

@@ -20,4 +20,7 @@ void set_num_threads(int num_threads);
 // not start another. `body` must not throw.
 void parallel(std::size_t scratch_bytes, const std::function<void(const Context &)> &body);
 
+// Parallel regions run so far.
+long long num_regions();
+
 }  // namespace headrace

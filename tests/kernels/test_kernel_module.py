@@ -1,6 +1,7 @@
 """The compiled module itself: choice of a tier, threads, memory, and its stub."""
 
 import ast
+import gc
 import os
 import subprocess
 import sys
@@ -128,6 +129,7 @@ print(os.wait()[1])
 
 def test_memory_comes_back_and_lies_in_huge_pages() -> None:
     mode = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    gc.collect()
     before = ops.allocated_bytes()
     weight = ops.PackedWeight("float32", 2048, 4096)
     weight.write_dense(0, np.ones((2048, 4096), np.float32))

@@ -1,0 +1,112 @@
+// A step as a list of kernels over one block of memory, walked by all threads inside one parallel region.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "attention_plan.h"
+#include "kernels.h"
+#include "memory.h"
+#include "pack.h"
+
+namespace headrace {
+
+// Which symbolic size counts the rows of a value.
+enum class Rows : int { tokens, logits };
+
+// [rows, cols] numbers of the arena: the first at byte `offset`, `stride` elements from one row to the next.
+struct View {
+    std::int64_t offset, cols, stride;
+    Dtype dtype;
+    Rows rows;
+
+    bool is_dense() const { return cols == stride; }
+};
+
+// The arrays of one step. They live until the step has ended.
+struct Step {
+    std::int64_t num_tokens, num_reqs, num_logits;
+    const std::int32_t *input_ids, *positions;             // [num_tokens]
+    const std::int32_t *query_start_loc, *seq_lens;        // [num_reqs + 1], [num_reqs]
+    const std::int32_t *logits_indices;                    // [num_logits]
+    std::vector<const std::int32_t *> slot_mappings;       // per KV group [num_tokens]
+    std::vector<const std::int32_t *> block_tables;        // per KV group [num_reqs, max_num_blocks]
+    std::vector<std::int64_t> max_num_blocks;              // per KV group
+
+    std::int64_t rows_of(Rows rows) const { return rows == Rows::tokens ? num_tokens : num_logits; }
+};
+
+// Owns the arena and the records. Weights and caches are the caller's and outlive it.
+// After the last record was added a step allocates nothing, except when a batch needs more attention tasks than any
+// before it.
+class Program {
+  public:
+    // Throws std::bad_alloc.
+    Program(std::int64_t arena_bytes, std::int64_t max_tokens, std::int64_t max_logits);
+    Program(const Program &) = delete;  // records point into it
+    Program &operator=(const Program &) = delete;
+
+    // Each adds a record; the definitions of core/ops say what it does. They throw std::invalid_argument for a view
+    // outside the arena and for shapes that do not fit together.
+    void embedding(const View &out, const PackedWeight &weight, bool of_positions);
+    void linear(const View &out, const View &x, const PackedWeight &weight, std::vector<float> bias, bool quantize_x);
+    void rms_norm(const View &out, const View &x, std::int64_t n, std::vector<float> weight, float eps);
+    void add_rms_norm(const View &out, const View &total, const View &x, const View &residual,
+                      std::vector<float> weight, float eps);
+    void layer_norm(const View &out, const View &x, std::vector<float> weight, std::vector<float> bias, float eps);
+    void rotary_angles(const View &cos, const View &sin, std::vector<float> inv_freq, float attention_factor);
+    void rope(const View &out, const View &x, const View &cos, const View &sin, std::int64_t head_dim,
+              bool interleaved);
+    void act(const View &out, const View &x, Activation activation, bool is_gated);
+    void add(const View &out, const View &x, const View &y);
+    void scale(const View &out, const View &x, float factor);
+    void softcap(const View &out, const View &x, float cap);
+    void cast(const View &out, const View &x);
+    void gather(const View &out, const View &x);  // rows logits_indices
+    void write_kv(const KVMemory &memory, const View &key, const View &value, std::int64_t group);
+    void attention(const View &out, const View &query, const KVMemory &memory, std::int64_t group, float scale,
+                   std::int64_t window, float softcap, std::vector<float> sinks, std::vector<float> alibi_slopes);
+
+    // One step, in one parallel region. Throws std::invalid_argument for values out of range, before anything runs.
+    void run(const Step &step);
+
+    const char *data(const View &view) const { return memory_.data + view.offset; }
+    std::int64_t num_records() const { return static_cast<std::int64_t>(records_.size()); }
+    std::int64_t num_groups() const { return num_groups_; }
+
+  private:
+    using Record = std::function<void(const Step &, const Context &)>;
+
+    // Attention records of equal shape share the tasks of a step. Two counters take turns: a record hands out tasks
+    // with one and sets the other back, which nobody touches before the next barrier.
+    struct Tasks {
+        std::int64_t group, num_heads, window;
+        KVCache shape;
+        AttentionPlan plan;
+        AttentionArgs args;
+        std::int64_t counters[2] = {0, 0};
+        int num_records = 0;
+    };
+
+    void check(const View &view, std::int64_t cols) const;
+    char *at(const View &view) const { return memory_.data + view.offset; }
+    void add_record(Record record, std::size_t scratch_bytes = 0);
+    void norm(const View &out, const View &x, const NormArgs &args, std::int64_t n, std::vector<float> weight,
+              std::vector<float> bias, bool is_layer_norm);
+    void each(const View &out, const View &x, std::function<float(float)> function);
+    void use_group(std::int64_t group) { num_groups_ = group + 1 > num_groups_ ? group + 1 : num_groups_; }
+    void validate(const Step &step) const;
+
+    Allocation memory_;
+    std::int64_t max_tokens_, max_logits_, num_groups_ = 0;
+    std::int64_t vocab_size_ = INT32_MAX, num_positions_ = INT32_MAX;
+    std::vector<std::int64_t> num_slots_;  // per KV group, of the smallest cache
+    std::vector<Record> records_;
+    std::vector<std::unique_ptr<Tasks>> tasks_;
+    std::size_t scratch_bytes_ = 0;
+};
+
+}  // namespace headrace
