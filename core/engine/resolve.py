@@ -62,7 +62,7 @@ def resolve_gaps(device: Device, spec: ModelSpec) -> list[Gap]:
 def weight_bytes(spec: ModelSpec, dtype: str) -> int:
     """Bytes of all parameters in `dtype`; vectors and constants are float32."""
     return sum(
-        param.num_elements * (DTYPE_BYTES[dtype] if param.kind in ("linear", "embedding") else 4)
+        param.num_elements * (DTYPE_BYTES[dtype] if param.kind in ("linear", "embedding", "stacked") else 4)
         for param in declare_params(spec)
     )
 

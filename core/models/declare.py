@@ -1,15 +1,20 @@
 """The parameters of a spec, in the order in which a forward pass reads them."""
 
+import dataclasses
+import math
 from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
 
 from .params import Param, Part, Shard
 from .rope import num_rope_variants, rope_tables
-from .spec import AttentionSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
+from .spec import AttentionSpec, LatentSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, PoolerSpec, RopeSpec
 
 
 def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
     """Every parameter of a model. A tied model has no lm_head.weight: embed_tokens.weight serves as both."""
-    return tuple(_decoder(spec))
+    return tuple(_encoder(spec) if spec.kind == "encoder" else _decoder(spec))
 
 
 def distinct_ropes(spec: ModelSpec) -> tuple[RopeSpec, ...]:
@@ -31,53 +36,200 @@ def rope_numbers(spec: ModelSpec) -> list[int]:
     return numbers
 
 
+def alibi_slopes(attn: AttentionSpec) -> npt.NDArray[np.float32]:
+    """Slopes of linear position biases, [num_heads]; a number of heads that is no power of 2 takes every other
+    slope of the next power (Press et al. 2021)."""
+    num_slopes = 2 ** math.ceil(math.log2(attn.num_heads))
+    exponents = np.arange(1, num_slopes + 1, dtype=np.float64) * (attn.alibi_max_bias / num_slopes)
+    slopes = np.exp2(-exponents)
+    if num_slopes != attn.num_heads:
+        slopes = np.concatenate([slopes[1::2], slopes[::2]])[: attn.num_heads]
+    return np.asarray(slopes * attn.alibi_scale, dtype=np.float32)
+
+
 def _decoder(spec: ModelSpec) -> Iterator[Param]:
     hidden = spec.hidden_size
-    yield Param(name="embed_tokens.weight", shape=(spec.vocab_size, hidden), kind="embedding", shard="vocab")
+    embed_size = spec.embed_size or hidden
+    yield Param(name="embed_tokens.weight", shape=(spec.vocab_size, embed_size), kind="embedding", shard="vocab")
+    if spec.embed_size:
+        yield from _linear("project_in", hidden, embed_size, "replicated", False)
     if spec.num_learned_positions:
         yield Param(name="embed_positions.weight", shape=(spec.num_learned_positions, hidden), kind="embedding")
+    if spec.embed_norm:
+        yield from _norm(spec.norm, "embed_norm", hidden)
     for n, rope in enumerate(distinct_ropes(spec)):
         yield from _rope(rope, f"rope.{n}")
     for i, layer in enumerate(spec.layers):
-        prefix = f"layers.{i}"
-        if layer.pre_norm:
-            yield from _norm(spec.norm, f"{prefix}.attn_norm", hidden)
-        yield from _attention(layer.attn, f"{prefix}.attn", hidden)
-        if layer.post_norm:
-            yield from _norm(spec.norm, f"{prefix}.attn_post_norm", hidden)
-        if layer.pre_norm:
-            yield from _norm(spec.norm, f"{prefix}.mlp_norm", hidden)
-        yield from _mlp(layer.mlp, f"{prefix}.mlp", hidden)
-        if layer.post_norm:
-            yield from _norm(spec.norm, f"{prefix}.mlp_post_norm", hidden)
-    yield from _norm(spec.norm, "final_norm", hidden)
+        yield from _layer(layer, f"layers.{i}", spec)
+    if spec.final_norm:
+        yield from _norm(spec.norm, "final_norm", hidden)
+    if spec.pooler is not None:  # then there is no head for tokens
+        yield from _head(spec.pooler)
+        return
+    if spec.embed_size:
+        yield from _linear("project_out", embed_size, hidden, "replicated", False)
     if not spec.tie_word_embeddings:
-        yield Param(name="lm_head.weight", shape=(spec.vocab_size, hidden), kind="linear", shard="vocab")
+        yield Param(name="lm_head.weight", shape=(spec.vocab_size, embed_size), kind="linear", shard="vocab")
     if spec.lm_head_bias:
         yield Param(name="lm_head.bias", shape=(spec.vocab_size,), kind="vector", shard="vocab")
+
+
+def _encoder(spec: ModelSpec) -> Iterator[Param]:
+    hidden = spec.hidden_size
+    size = spec.embed_size or hidden
+    yield Param(name="embed_tokens.weight", shape=(spec.vocab_size, size), kind="embedding", shard="vocab")
+    if spec.num_token_types:
+        yield Param(name="embed_token_types.weight", shape=(spec.num_token_types, size), kind="embedding")
+    if spec.num_learned_positions:
+        yield Param(name="embed_positions.weight", shape=(spec.num_learned_positions, size), kind="embedding")
+    if spec.embed_norm:
+        yield from _norm(spec.norm, "embed_norm", size)
+    if spec.embed_size:
+        yield from _linear("embed_in", hidden, size, "replicated", True)
+    for n, rope in enumerate(distinct_ropes(spec)):
+        yield from _rope(rope, f"rope.{n}")
+    for i, layer in enumerate(spec.layers):
+        yield from _layer(layer, f"layers.{i}", spec)
+    if spec.final_norm:
+        yield from _norm(spec.norm, "final_norm", hidden)
+    if spec.pooler is not None:
+        yield from _head(spec.pooler)
+
+
+def _head(pooler: PoolerSpec) -> Iterator[Param]:
+    for dense in pooler.dense:
+        yield from _linear(dense.name, dense.out_features, dense.in_features, "replicated", dense.bias)
+        if dense.norm is not None:
+            yield from _norm(dense.norm, f"{dense.name}_norm", dense.out_features)
+
+
+def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
+    hidden, norms_output = spec.hidden_size, layer.post_norm or layer.norm_after_add
+    if layer.pre_norm and layer.attn_pre_norm:
+        yield from _norm(spec.norm, f"{prefix}.attn_norm", hidden)
+    if layer.attn.latent is None:
+        yield from _attention(layer.attn, f"{prefix}.attn", hidden)
+    else:
+        yield from _latent_attention(layer.attn, layer.attn.latent, f"{prefix}.attn", hidden)
+    if norms_output:
+        yield from _norm(spec.norm, f"{prefix}.attn_post_norm", hidden)
+    if layer.pre_norm and not layer.shared_norm:
+        yield from _norm(spec.norm, f"{prefix}.mlp_norm", hidden)
+    if layer.moe is None:
+        yield from _mlp(layer.mlp, f"{prefix}.mlp", hidden)
+    else:
+        yield from _moe(layer.moe, f"{prefix}.mlp", hidden)
+    if norms_output:
+        yield from _norm(spec.norm, f"{prefix}.mlp_post_norm", hidden)
 
 
 def _attention(attn: AttentionSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     query_rows, kv_rows = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
     rows = {"q_proj": query_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-    yield from _fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias)
+    yield from _fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, attn.num_kv_heads)
     if attn.qk_norm is not None:
-        yield from _norm(attn.qk_norm, f"{prefix}.q_norm", attn.head_dim)
-        yield from _norm(attn.qk_norm, f"{prefix}.k_norm", attn.head_dim)
+        yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.q_norm", attn.num_heads)
+        yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.k_norm", attn.num_kv_heads)
+    yield from _position_biases(attn, prefix)
+    if attn.gated:
+        yield from _linear(f"{prefix}.gate_proj", query_rows, hidden_size, "column", False)
     yield from _linear(f"{prefix}.o_proj", hidden_size, query_rows, "row", attn.o_bias)
+
+
+def _heads_norm(attn: AttentionSpec, norm: NormSpec, name: str, num_heads: int) -> Iterator[Param]:
+    size = attn.head_dim if attn.qk_norm_over == "head" else num_heads * attn.head_dim
+    for param in _norm(norm, name, size):
+        if attn.qk_norm_over != "heads":
+            yield param
+            continue
+        leaf = param.name.removeprefix(name)
+        heads = tuple(Part(name=f"{name}.{head}{leaf}", rows=attn.head_dim) for head in range(num_heads))
+        yield dataclasses.replace(param, num_stacked=num_heads, parts=heads, shard="column")
+
+
+def _position_biases(attn: AttentionSpec, prefix: str) -> Iterator[Param]:
+    shape = (attn.num_heads,)
+    if attn.alibi_max_bias:
+        yield Param(
+            name=f"{prefix}.alibi_slopes",
+            shape=shape,
+            kind="constant",
+            shard="column",
+            compute=lambda: alibi_slopes(attn),
+        )
+    if attn.sinks:
+        yield Param(name=f"{prefix}.sinks", shape=shape, kind="vector", shard="column")
+
+
+def _latent_attention(attn: AttentionSpec, latent: LatentSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+    query_rows = attn.num_heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+    if latent.q_lora_rank:
+        yield from _linear(f"{prefix}.q_a_proj", latent.q_lora_rank, hidden_size, "replicated", latent.bias)
+        yield from _norm(latent.norm, f"{prefix}.q_a_norm", latent.q_lora_rank)
+        yield from _linear(f"{prefix}.q_b_proj", query_rows, latent.q_lora_rank, "column", False)
+    else:
+        yield from _linear(f"{prefix}.q_proj", query_rows, hidden_size, "column", False)
+    yield from _linear(f"{prefix}.kv_a_proj", attn.head_dim, hidden_size, "replicated", latent.bias)
+    yield from _norm(latent.norm, f"{prefix}.kv_a_norm", latent.kv_lora_rank)
+    kv_rows = attn.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    yield Param(
+        name=f"{prefix}.kv_b_proj.weight",
+        shape=(kv_rows, latent.kv_lora_rank),
+        kind="stacked",
+        shard="column",
+        num_stacked=attn.num_heads,
+    )
+    yield from _linear(f"{prefix}.o_proj", hidden_size, attn.num_heads * latent.v_head_dim, "row", attn.o_bias)
 
 
 def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     size = mlp.intermediate_size
     if mlp.gated:
         rows = {"gate_proj": size, "up_proj": size}
-        yield from _fused(f"{prefix}.gate_up_proj", prefix, rows, hidden_size, mlp.bias)
+        yield from _fused(f"{prefix}.gate_up_proj", prefix, rows, hidden_size, mlp.bias, size)
     else:
         yield from _linear(f"{prefix}.up_proj", size, hidden_size, "column", mlp.bias)
+    if mlp.xielu:
+        yield Param(name=f"{prefix}.act.alpha_p", shape=(1,), kind="vector")
+        yield Param(name=f"{prefix}.act.alpha_n", shape=(1,), kind="vector")
     yield from _linear(f"{prefix}.down_proj", hidden_size, size, "row", mlp.bias)
 
 
-def _fused(name: str, prefix: str, rows: dict[str, int], in_features: int, bias: bool) -> Iterator[Param]:
+def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+    num_experts, size = moe.num_experts, moe.intermediate_size
+    yield from _linear(f"{prefix}.router", num_experts, hidden_size, "replicated", moe.router_bias)
+    if moe.has_correction:
+        yield Param(name=f"{prefix}.router.correction", shape=(num_experts,), kind="vector")
+    for name, pieces, rows, columns in (
+        ("gate_up_proj", ("gate_proj", "up_proj"), size, hidden_size),
+        ("down_proj", ("down_proj",), hidden_size, size),
+    ):
+        for leaf in ("weight", "bias") if moe.bias else ("weight",):
+            parts = tuple(
+                Part(name=f"{prefix}.experts.{expert}.{piece}.{leaf}", rows=rows)
+                for expert in range(num_experts)
+                for piece in pieces
+            )
+            out = num_experts * len(pieces) * rows
+            yield Param(
+                name=f"{prefix}.experts.{name}.{leaf}",
+                shape=(out, columns) if leaf == "weight" else (out,),
+                kind="stacked" if leaf == "weight" else "vector",
+                shard="expert",
+                parts=parts,
+                num_groups=rows,
+                num_stacked=num_experts,
+                quantizable=leaf == "weight",
+            )
+    if moe.shared is not None:
+        yield from _mlp(moe.shared, f"{prefix}.shared", hidden_size)
+    if moe.shared_gated:
+        yield from _linear(f"{prefix}.shared_gate", 1, hidden_size, "replicated", False)
+
+
+def _fused(
+    name: str, prefix: str, rows: dict[str, int], in_features: int, bias: bool, num_groups: int
+) -> Iterator[Param]:
     def parts(leaf: str) -> tuple[Part, ...]:
         return tuple(Part(name=f"{prefix}.{part}.{leaf}", rows=count) for part, count in rows.items())
 
@@ -88,10 +240,18 @@ def _fused(name: str, prefix: str, rows: dict[str, int], in_features: int, bias:
         kind="linear",
         shard="column",
         parts=parts("weight"),
+        num_groups=num_groups,
         quantizable=True,
     )
     if bias:
-        yield Param(name=f"{name}.bias", shape=(out,), kind="vector", shard="column", parts=parts("bias"))
+        yield Param(
+            name=f"{name}.bias",
+            shape=(out,),
+            kind="vector",
+            shard="column",
+            parts=parts("bias"),
+            num_groups=num_groups,
+        )
 
 
 def _linear(name: str, out_features: int, in_features: int, shard: Shard, bias: bool) -> Iterator[Param]:

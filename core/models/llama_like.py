@@ -1,4 +1,4 @@
-"""What most families share with Llama: the spec read from a config, and the names of weights."""
+"""What most families share with Llama: the spec read from a config."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 from ..errors import ModelError
 from ..suggest import did_you_mean
-from ..weights.names import NameTable
 from .config import HFConfig
 from .spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeScaling, RopeSpec
 
@@ -15,55 +14,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
 """Activation functions as configs spell them."""
-
-ATTENTION_AND_MLP: Mapping[str, str] = {
-    "layers.{i}.attn.q_proj.weight": "model.layers.{i}.self_attn.q_proj.weight",
-    "layers.{i}.attn.k_proj.weight": "model.layers.{i}.self_attn.k_proj.weight",
-    "layers.{i}.attn.v_proj.weight": "model.layers.{i}.self_attn.v_proj.weight",
-    "layers.{i}.attn.o_proj.weight": "model.layers.{i}.self_attn.o_proj.weight",
-    "layers.{i}.attn.q_proj.bias": "model.layers.{i}.self_attn.q_proj.bias",
-    "layers.{i}.attn.k_proj.bias": "model.layers.{i}.self_attn.k_proj.bias",
-    "layers.{i}.attn.v_proj.bias": "model.layers.{i}.self_attn.v_proj.bias",
-    "layers.{i}.attn.o_proj.bias": "model.layers.{i}.self_attn.o_proj.bias",
-    "layers.{i}.attn.q_norm.weight": "model.layers.{i}.self_attn.q_norm.weight",
-    "layers.{i}.attn.k_norm.weight": "model.layers.{i}.self_attn.k_norm.weight",
-    "layers.{i}.mlp.gate_proj.weight": "model.layers.{i}.mlp.gate_proj.weight",
-    "layers.{i}.mlp.up_proj.weight": "model.layers.{i}.mlp.up_proj.weight",
-    "layers.{i}.mlp.down_proj.weight": "model.layers.{i}.mlp.down_proj.weight",
-    "layers.{i}.mlp.gate_proj.bias": "model.layers.{i}.mlp.gate_proj.bias",
-    "layers.{i}.mlp.up_proj.bias": "model.layers.{i}.mlp.up_proj.bias",
-    "layers.{i}.mlp.down_proj.bias": "model.layers.{i}.mlp.down_proj.bias",
-}
-EMBEDDINGS: Mapping[str, str] = {
-    "embed_tokens.weight": "model.embed_tokens.weight",
-    "final_norm.weight": "model.norm.weight",
-    "lm_head.weight": "lm_head.weight",
-    "lm_head.bias": "lm_head.bias",
-}
-IGNORE = (r"rotary_emb\.inv_freq$", r"^lm_head\.weight$")
-"""Buffers, and the copy of the embedding that some tied checkpoints carry; read by name where it is declared."""
-
-LLAMA_NAMES = NameTable(
-    entries={
-        **EMBEDDINGS,
-        **ATTENTION_AND_MLP,
-        "layers.{i}.attn_norm.weight": "model.layers.{i}.input_layernorm.weight",
-        "layers.{i}.mlp_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
-    },
-    ignore=IGNORE,
-)
-
-GEMMA_NAMES = NameTable(
-    entries={
-        **EMBEDDINGS,
-        **ATTENTION_AND_MLP,
-        "layers.{i}.attn_norm.weight": "model.layers.{i}.input_layernorm.weight",
-        "layers.{i}.attn_post_norm.weight": "model.layers.{i}.post_attention_layernorm.weight",
-        "layers.{i}.mlp_norm.weight": "model.layers.{i}.pre_feedforward_layernorm.weight",
-        "layers.{i}.mlp_post_norm.weight": "model.layers.{i}.post_feedforward_layernorm.weight",
-    },
-    ignore=IGNORE,
-)
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

@@ -7,8 +7,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Shard = Literal["column", "row", "vocab", "replicated"]
-"""How tensor parallelism may cut a parameter: by output rows, by input columns, by vocabulary rows, not at all."""
+Shard = Literal["column", "row", "vocab", "expert", "replicated"]
+"""How tensor parallelism may cut a parameter: by output rows, by input columns, by vocabulary rows, between stacked
+matrices, not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +28,20 @@ class Param:
     name: canonical, such as layers.0.attn.qkv_proj.weight. shape: [out_features, in_features] of a linear,
     [vocab_size, hidden_size] of an embedding, [n] of a vector.
     kind: "linear" may be packed and quantized; "embedding" is read by rows (and may serve as lm_head);
-    "vector" (norm weights, biases) stays in float32; "constant" is computed by `compute`, not read.
+    "stacked" is num_stacked matrices of one shape, one under the other (experts, heads), as one [num_stacked *
+    out_features, in_features]; "vector" (norm weights, biases) stays in float32; "constant" is computed by
+    `compute`, not read.
     parts: the stacked pieces, top to bottom, that a checkpoint may hold instead of the whole.
+    num_groups: a whole may be stored in so many groups that each hold their share of every part (Stored.interleaved).
     """
 
     name: str
     shape: tuple[int, ...]
-    kind: Literal["linear", "embedding", "vector", "constant"]
+    kind: Literal["linear", "embedding", "stacked", "vector", "constant"]
     shard: Shard = "replicated"
     parts: tuple[Part, ...] = ()
+    num_groups: int = 1
+    num_stacked: int = 1
     quantizable: bool = False
     plus_one: bool = False
     """add one to the stored values"""

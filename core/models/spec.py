@@ -7,7 +7,10 @@ means "as in Llama".
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid"]
+RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
+NormOver = Literal["head", "heads", "all"]
+Pooling = Literal["mean", "cls", "last"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,25 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSpec:
+    """Multi-head latent attention (DeepSeek-V2): keys and values of all heads are linear in one latent vector.
+
+    The cache holds the latent and one rotated key a token; queries are taken into the latent space instead.
+    """
+
+    q_lora_rank: int
+    """size of the latent of queries; 0: queries are projected directly"""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    norm: NormSpec
+    """normalises both latents"""
+    bias: bool = False
+    """biases on the projections into the latents"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
     """Self-attention of one layer."""
 
@@ -68,7 +90,29 @@ class AttentionSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: NormSpec | None = None
-    """normalises each head of query and key before rope"""
+    """normalises query and key before rope"""
+    qk_norm_over: NormOver = "head"
+    """head: each head, all with one weight; heads: each head, each with its own; all: all heads as one vector"""
+    norm_after_rope: bool = False
+    """qk_norm comes after rope"""
+    clip_qkv: float = 0.0
+    """query, key and value are clamped to [-clip_qkv, clip_qkv]; 0 leaves them"""
+    alibi_max_bias: float = 0.0
+    """linear position biases (Press et al. 2021) whose slopes end at 2^-alibi_max_bias; 0 has none"""
+    alibi_scale: float = 1.0
+    """multiplies the slopes"""
+    sinks: bool = False
+    """a learned logit of each head takes part in its softmax, with no value"""
+    gated: bool = False
+    """the output is multiplied by sigmoid(gate_proj(x)) before o_proj"""
+    chunk: int = 0
+    """a token sees only tokens of its own chunk of so many; 0 sees all"""
+    temperature_scale: float = 0.0
+    """queries grow by 1 + temperature_scale * log(1 + floor((position + temperature_shift) / temperature_length))"""
+    temperature_length: int = 1
+    temperature_shift: int = 0
+    latent: LatentSpec | None = None
+    """head_dim is then that of the cache, kv_lora_rank + qk_rope_head_dim, of one KV head"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +123,44 @@ class MlpSpec:
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    xielu: bool = False
+    """the activation is xIELU (Huang and Schlag 2024), which has two parameters, instead"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """A mixture of gated feed-forward blocks: a router picks num_experts_per_token of num_experts for each token."""
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+    """of one expert"""
+    activation: Activation = "silu"
+    score: RouterScore = "softmax"
+    """softmax, sigmoid: of the router's logits; sparsemixer: Phi-3.5-MoE's two masked softmaxes (Liu et al. 2023)"""
+    renormalize: bool = True
+    """weights of the chosen experts are divided by their sum"""
+    weight_scale: float = 1.0
+    """multiplies the weights"""
+    has_correction: bool = False
+    """a learned number per expert is added to the scores for the choice, not for the weights"""
+    num_groups: int = 1
+    num_groups_per_token: int = 1
+    """only experts of so many groups are chosen from (DeepSeek)"""
+    group_score: Literal["max", "top2"] = "top2"
+    """a group's score: its best expert's, or the sum of its best two"""
+    router_bias: bool = False
+    bias: bool = False
+    """biases on the experts' projections"""
+    clamp: float = 0.0
+    """gpt-oss: gate is clamped to at most this, up to within it, and the block is
+    (up + 1) * gate * sigmoid(1.702 * gate); 0 is plain act(gate) * up"""
+    scale_input: bool = False
+    """weights multiply the experts' input instead of their output (Llama 4)"""
+    shared: MlpSpec | None = None
+    """a block that every token passes"""
+    shared_gated: bool = False
+    """the shared block's output is multiplied by sigmoid(shared_gate(x))"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +169,52 @@ class LayerSpec:
 
     attn: AttentionSpec
     mlp: MlpSpec
+    moe: MoeSpec | None = None
+    """takes the place of mlp"""
     pre_norm: bool = True
     """normalise the input of attention and of the feed-forward block"""
+    attn_pre_norm: bool = True
+    """False: attention reads the residual as it is, whatever pre_norm says (ModernBERT's first layer)"""
     post_norm: bool = False
     """normalise their output before the residual add"""
+    norm_after_add: bool = False
+    """normalise the sum after each residual add instead"""
+    parallel: bool = False
+    """both blocks read the same residual stream: x + attention(norm(x)) + feed_forward(norm(x))"""
+    shared_norm: bool = False
+    """in a parallel layer: one norm serves both blocks"""
+    residual_scale: float = 1.0
+    """multiplies each block's output before the residual add"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseSpec:
+    """A linear layer over pooled vectors: norm(activation(x @ weight.T + bias))."""
+
+    name: str
+    """begins its parameters' names, such as classifier"""
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: Activation | None = None
+    norm: NormSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerSpec:
+    """From the hidden states of a whole request to one vector: an embedding, or the logits of labels."""
+
+    kind: Pooling
+    """mean of all tokens, the first token (cls), or the last one"""
+    dense: tuple[DenseSpec, ...] = ()
+    labels: tuple[str, ...] = ()
+    """names of the last layer's outputs; empty for an embedding"""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """turns logits of labels into scores"""
+    normalize: bool = False
+    """an embedding is divided by its length"""
+    max_tokens: int = 0
+    """where longer texts are cut if they may be; 0: where the model's positions end"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +227,29 @@ class ModelSpec:
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
-    kind: Literal["decoder"] = "decoder"
+    kind: Literal["decoder", "encoder"] = "decoder"
+    """encoder: every token sees every other one, and nothing is cached"""
     embed_scale: float = 1.0
     """multiplies the token embeddings"""
     num_learned_positions: int = 0
     """rows of a learned position embedding; 0 has none"""
+    embed_size: int = 0
+    """size of token embeddings if it is not hidden_size: projected in after embedding, out before the head; of an
+    encoder, size of all embeddings, projected behind their norm"""
+    embed_norm: bool = False
+    """normalise the embeddings"""
+    num_token_types: int = 0
+    """rows of a learned embedding of token types (which text of a pair); 0 has none"""
+    final_norm: bool = True
+    """normalise the last layer's output"""
     tie_word_embeddings: bool = False
     lm_head_bias: bool = False
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     dtype: str = "float32"
     """dtype of the checkpoint as its config names it"""
+    pooler: PoolerSpec | None = None
+    """makes vectors, and then there is no lm_head and no token"""
 
     @property
     def num_layers(self) -> int:

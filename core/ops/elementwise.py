@@ -20,7 +20,7 @@ def scale(x: Array, factor: float) -> Array:
     """x * factor; the factor is rounded to x's dtype first."""
     import torch
 
-    return x * torch.tensor(factor, dtype=x.dtype, device=x.device)
+    return x * torch.tensor(factor, dtype=x.dtype).item()
 
 
 def softcap(x: Array, cap: float) -> Array:
@@ -38,7 +38,7 @@ def act(x: Array, *, activation: "Activation") -> Array:
     """
     import torch
 
-    return _activate(x.to(torch.promote_types(x.dtype, torch.float32)), activation).to(x.dtype)
+    return activate(x.to(torch.promote_types(x.dtype, torch.float32)), activation).to(x.dtype)
 
 
 def act_mul(x: Array, *, activation: "Activation") -> Array:
@@ -46,7 +46,60 @@ def act_mul(x: Array, *, activation: "Activation") -> Array:
     import torch
 
     gate, up = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
-    return (_activate(gate, activation) * up).to(x.dtype)
+    return (activate(gate, activation) * up).to(x.dtype)
+
+
+def gate(x: Array, gates: Array) -> Array:
+    """x * sigmoid(gates), in float32 at least, as x's dtype. gates: of x's shape, or [num_tokens, 1]."""
+    import torch
+
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(wide) * gates.to(wide).sigmoid()).to(x.dtype)
+
+
+def xielu(x: Array, alpha_p: Array, alpha_n: Array) -> Array:
+    """xIELU (Huang and Schlag 2024) in float32 at least, as x's dtype; beta is 0.5 and epsilon -1e-6.
+
+    alpha_p, alpha_n: float32 [1], before softplus.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    beta = 0.5
+    up = F.softplus(alpha_p) * wide.square() + beta * wide
+    down = (torch.expm1(wide.clamp(max=-1e-6)) - wide) * (beta + F.softplus(alpha_n)) + beta * wide
+    return torch.where(wide > 0, up, down).to(x.dtype)
+
+
+def mul(x: Array, y: Array) -> Array:
+    """x * y in float32 at least, as x's dtype. x: [num_tokens, n]; y: float32 [n] or [num_tokens, 1]."""
+    import torch
+
+    return (x.to(torch.promote_types(x.dtype, torch.float32)) * y).to(x.dtype)
+
+
+def clamp(x: Array, *, limit: float) -> Array:
+    """x cut to [-limit, limit]."""
+    return x.clamp(-limit, limit)
+
+
+def log_growth(positions: Array, *, factor: float, length: int, shift: int = 0) -> Array:
+    """1 + factor * log(1 + floor((position + shift) / length)), the growth of queries over long contexts.
+
+    positions: int32 [num_tokens]. Returns float32 [num_tokens, 1].
+    """
+    import torch
+
+    steps = torch.div(positions + shift, length, rounding_mode="floor")
+    return (1 + factor * torch.log1p(steps.to(torch.float32)))[:, None]
+
+
+def concat(arrays: Sequence[Array]) -> Array:
+    """Join along the last axis: each [..., n] -> [..., sum of n]."""
+    import torch
+
+    return torch.cat(list(arrays), -1)
 
 
 def split(x: Array, sizes: Sequence[int]) -> tuple[Array, ...]:
@@ -76,7 +129,8 @@ def cast(x: Array, *, dtype: str) -> Array:
     return x.to(torch_dtype(dtype))
 
 
-def _activate(x: "torch.Tensor", activation: "Activation") -> "torch.Tensor":
+def activate(x: "torch.Tensor", activation: "Activation") -> "torch.Tensor":
+    """An activation function in x's own dtype; not an op, but what ops with an activation share."""
     import torch.nn.functional as F
 
     match activation:
@@ -92,3 +146,7 @@ def _activate(x: "torch.Tensor", activation: "Activation") -> "torch.Tensor":
             return F.relu(x).square()
         case "quick_gelu":
             return x * (1.702 * x).sigmoid()
+        case "tanh":
+            return x.tanh()
+        case "sigmoid":
+            return x.sigmoid()

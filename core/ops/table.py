@@ -7,13 +7,14 @@ from typing import Any
 from ..errors import PluginError
 from ..platform import OpContext, OpProvider
 from ..suggest import did_you_mean
-from . import attention, elementwise, norm, packed, rope, sampling, transfer
+from . import attention, elementwise, moe, norm, packed, ragged, rope, sampling, transfer
 
 DEFINITION = "definition"
 """The provider that stands behind all others: core/ops itself."""
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "packed weights": ("pack_linear", "linear", "embedding"),
+    "stacked weights": ("pack_stacked", "grouped_experts", "absorb_keys", "expand_values"),
     "kv cache": ("new_kv_cache", "write_kv", "paged_attention"),
 }
 """Ops that share a memory layout: one provider serves all of a family or none of it."""
@@ -29,6 +30,12 @@ class OpTable:
     pack_linear = staticmethod(packed.pack_linear)
     linear = staticmethod(packed.linear)
     embedding = staticmethod(packed.embedding)
+    # stacked weights: experts and heads
+    pack_stacked = staticmethod(moe.pack_stacked)
+    route_experts = staticmethod(moe.route_experts)
+    grouped_experts = staticmethod(moe.grouped_experts)
+    absorb_keys = staticmethod(moe.absorb_keys)
+    expand_values = staticmethod(moe.expand_values)
     # norms
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
@@ -40,12 +47,21 @@ class OpTable:
     new_kv_cache = staticmethod(attention.new_kv_cache)
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)
+    # whole requests
+    encoder_attention = staticmethod(ragged.encoder_attention)
+    mean_rows = staticmethod(ragged.mean_rows)
     # elementwise and shapes
     add = staticmethod(elementwise.add)
     scale = staticmethod(elementwise.scale)
     softcap = staticmethod(elementwise.softcap)
     act = staticmethod(elementwise.act)
     act_mul = staticmethod(elementwise.act_mul)
+    gate = staticmethod(elementwise.gate)
+    xielu = staticmethod(elementwise.xielu)
+    mul = staticmethod(elementwise.mul)
+    clamp = staticmethod(elementwise.clamp)
+    log_growth = staticmethod(elementwise.log_growth)
+    concat = staticmethod(elementwise.concat)
     split = staticmethod(elementwise.split)
     split_heads = staticmethod(elementwise.split_heads)
     merge_heads = staticmethod(elementwise.merge_heads)

@@ -194,6 +194,13 @@ class TorchRunner(Runner):
     def _put(self, loaded: LoadedParam) -> Array:
         if loaded.param.kind in ("linear", "embedding"):
             return self.ops.pack_linear(loaded.tensors, dtype=self.config.dtype, device=self.device.torch_device)
+        if loaded.param.kind == "stacked":
+            return self.ops.pack_stacked(
+                loaded.tensors,
+                num_stacked=loaded.param.num_stacked,
+                dtype=self.config.dtype,
+                device=self.device.torch_device,
+            )
         values = np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
         tensor = HostTensor(name=loaded.param.name, dtype="float32", shape=values.shape, data=values)
         return self.ops.upload(tensor, dtype="float32", device=self.device.torch_device)

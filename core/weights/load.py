@@ -14,7 +14,7 @@ from .names import NameTable, Stored
 from .source import DTYPE_BYTES, HostTensor, LoadedParam, TensorInfo, WeightSource
 
 _MAX_LISTED = 5
-_LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class CheckpointParams:
             return (compute_constant(item.param),)
         tensors = []
         for piece in item.pieces:
-            tensor = _rearrange(self._source.read(piece.info.name), piece.stored)
+            tensor = _rearrange(self._source.read(piece.info.name), piece.stored, item.param)
             if item.param.plus_one and not self._adds_one:
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor) + np.float32(1.0))
             tensors.append(tensor)
@@ -92,17 +92,31 @@ def compute_constant(param: Param) -> HostTensor:
     return HostTensor(name=param.name, dtype="float32", shape=param.shape, data=data)
 
 
-def _rearrange(tensor: HostTensor, stored: Stored) -> HostTensor:
-    """The tensor in our layout: undo a stored transposition and the row order of interleaved rope."""
+def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
+    """The tensor in our layout: undo a stored transposition, an axis of stacked matrices, an interleaving of the
+    parts of a fused parameter, and the row order of interleaved rope. Rows of blocks move like rows of numbers."""
     data, shape = tensor.data, tensor.shape
     if stored.transpose:
-        data, shape = np.ascontiguousarray(data.T), shape[::-1]
+        data, shape = np.swapaxes(data, -1, -2), (*shape[:-2], shape[-1], shape[-2])
+    if stored.stacked:
+        shape = (shape[0] * shape[1], *shape[2:])
+        if not tensor.is_blocked:
+            data = data.reshape(shape)
+    if stored.skip_rows:
+        data, shape = data[stored.skip_rows :], (shape[0] - stored.skip_rows, *shape[1:])
+    row = data.shape[1:]
+    if stored.interleaved:
+        num_groups = stored.groups or param.num_groups
+        rows = [part.rows for part in param.parts[: len(param.parts) // param.num_stacked]]
+        order = stored.order or tuple(range(len(rows)))
+        stack = data.reshape(param.num_stacked, num_groups, -1, *row)
+        ends = np.cumsum([rows[n] // num_groups for n in order])[:-1]
+        pieces = dict(zip(order, np.split(stack, ends, axis=2), strict=True))
+        joined = [pieces[n].reshape(param.num_stacked, -1, *row) for n in range(len(rows))]
+        data = np.concatenate(joined, axis=1).reshape(-1, *row)
     if stored.rope_pairs:
-        # Rows move as wholes, so that a row of blocks moves like a row of numbers.
-        row = data.shape[1:]
-        pairs = data.reshape(stored.rope_pairs, -1, 2, *row)
-        data = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
-    return replace(tensor, shape=shape, data=data)
+        data = data.reshape(stored.rope_pairs, -1, 2, *row).swapaxes(1, 2).reshape(-1, *row)
+    return replace(tensor, shape=shape, data=np.ascontiguousarray(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +142,11 @@ class _Resolver:
 
     def __init__(self, source: WeightSource, table: NameTable) -> None:
         self.infos: Mapping[str, TensorInfo] = {name: source.info(name) for name in source.names()}
+        self.by_name: dict[str, list[TensorInfo]] = {}
+        for name, info in self.infos.items():
+            for pattern, replacement in table.renames:
+                name = re.sub(pattern, replacement, name)
+            self.by_name.setdefault(name, []).append(info)
         self.table = table
         self.used: set[str] = set()
         self.problems = _Problems()
@@ -174,20 +193,20 @@ class _Resolver:
         return ()
 
     def entry(self, canonical: str) -> Stored | None:
-        """The table's entry for a canonical name, with its layer index filled in."""
+        """The table's entry for a canonical name, with its indices filled in."""
         entries = self.table.entries
-        if canonical in entries:
-            entry, index = entries[canonical], ""
-        else:
-            match = _LAYER_INDEX.search(canonical)
-            if match is None:
-                return None
-            template, index = _LAYER_INDEX.sub("{i}", canonical, count=1), match[0]
-            if template not in entries:
-                return None
-            entry = entries[template]
+        indices = _INDEX.findall(canonical)
+        entry = entries.get(canonical)
+        if entry is None:
+            places = iter("ij")
+            entry = entries.get(_INDEX.sub(lambda _: f"{{{next(places, '')}}}", canonical))
+        if entry is None:
+            return None
         stored = entry if isinstance(entry, Stored) else Stored(name=entry)
-        return replace(stored, name=stored.name.replace("{i}", index))
+        name = stored.name
+        for place, index in zip("ij", indices, strict=False):
+            name = name.replace(f"{{{place}}}", index)
+        return replace(stored, name=name)
 
     def find(self, name: str) -> tuple[TensorInfo, ...]:
         """The stored tensors called `name`, with and without the base prefix."""
@@ -195,7 +214,7 @@ class _Resolver:
         spellings = [name]
         if prefix:
             spellings.append(name.removeprefix(prefix) if name.startswith(prefix) else prefix + name)
-        return tuple(self.infos[spelling] for spelling in spellings if spelling in self.infos)
+        return tuple(info for spelling in spellings for info in self.by_name.get(spelling, ()))
 
     def add_duplicate(self, canonical: str, infos: Sequence[TensorInfo]) -> None:
         """Two or more stored tensors claim one parameter."""
@@ -204,7 +223,13 @@ class _Resolver:
 
     def compare(self, param: Param, info: TensorInfo, stored: Stored, shape: tuple[int, ...]) -> None:
         """Note a problem if the stored tensor's shape or dtype is not what is declared."""
-        expected = shape[::-1] if stored.transpose else shape
+        expected = shape
+        if stored.stacked:
+            expected = (param.num_stacked, shape[0] // param.num_stacked, *shape[1:])
+        if stored.skip_rows:
+            expected = (shape[0] + stored.skip_rows, *shape[1:])
+        if stored.transpose:
+            expected = (*expected[:-2], expected[-1], expected[-2])
         is_blocked = info.dtype not in DTYPE_BYTES
         text = ""
         if info.shape != expected:

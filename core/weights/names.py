@@ -6,9 +6,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where and how a checkpoint stores one canonical tensor. `{i}` in a name is the layer index.
+    """Where and how a checkpoint stores one canonical tensor. `{i}` in a name is the layer, `{j}` the expert or head.
 
     transpose: stored [in_features, out_features] (GPT-2's Conv1D).
+    stacked: stored with an axis in front for the param's num_stacked matrices or vectors.
+    skip_rows: rows at the top that are never read (OPT's first two positions).
+    interleaved: a fused parameter whose rows are stored group by group, each group a share of every part (q, k
+    and v of one KV head after another); groups: how many, 0 for the param's num_groups; order: the parts of a
+    group as stored, by their place in the param's parts; empty: in that order.
     rope_pairs: for a query or key projection whose output rows were reordered for interleaved rope (GGUF of
     Llama): the number of heads; rows go back to halves, [num_heads, head_dim / 2, 2] -> [num_heads, 2,
     head_dim / 2]. 0 leaves the rows.
@@ -16,6 +21,11 @@ class Stored:
 
     name: str
     transpose: bool = False
+    stacked: bool = False
+    skip_rows: int = 0
+    interleaved: bool = False
+    groups: int = 0
+    order: tuple[int, ...] = ()
     rope_pairs: int = 0
 
 
@@ -26,10 +36,12 @@ class NameTable:
     entries: canonical template -> stored name or Stored; a fused parameter may be listed whole, by its parts,
     or both, and the checkpoint decides. base_prefix: checkpoints of the bare backbone lack it. ignore: regular
     expressions of stored names that carry nothing we need (buffers, a copy of a tied head).
-    adds_one: the file holds plus_one norms with the one already added (GGUF).
+    adds_one: the file holds plus_one norms with the one already added (GGUF). renames: (regular expression,
+    replacement) pairs that turn the stored names of older files into those of the entries.
     """
 
     entries: Mapping[str, str | Stored]
     base_prefix: str = "model."
     ignore: tuple[str, ...] = field(default=(r"rotary_emb\.inv_freq$",))
     adds_one: bool = False
+    renames: tuple[tuple[str, str], ...] = ()

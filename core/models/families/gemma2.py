@@ -4,7 +4,8 @@ import dataclasses
 
 from ...errors import ModelError
 from ..config import HFConfig
-from ..llama_like import FULL, GEMMA_NAMES, SLIDING, llama_like, replace_layers
+from ..llama_like import FULL, SLIDING, llama_like, replace_layers
+from ..name_tables import GEMMA_NAMES
 from ..spec import ModelSpec
 
 WEIGHTS = GEMMA_NAMES

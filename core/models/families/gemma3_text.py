@@ -1,7 +1,8 @@
 """Gemma 3, text only: Gemma 2 with normalised heads instead of soft caps, and a rope per layer type."""
 
 from ..config import HFConfig
-from ..llama_like import FULL, GEMMA_NAMES, SLIDING, replace_attention
+from ..llama_like import FULL, SLIDING, replace_attention
+from ..name_tables import GEMMA_NAMES
 from ..spec import ModelSpec
 from .gemma2 import gemma_like
 

@@ -1,31 +1,26 @@
 """GPT-2: layer norms, learned positions, biases everywhere, linears stored as [in_features, out_features]."""
 
 from ...errors import ModelError
-from ...weights.names import NameTable, Stored
+from ...weights.names import Stored
 from ..config import HFConfig
 from ..llama_like import read_activation
+from ..name_tables import name_table
 from ..spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
 
-WEIGHTS = NameTable(
-    entries={
-        "embed_tokens.weight": "transformer.wte.weight",
-        "embed_positions.weight": "transformer.wpe.weight",
-        "layers.{i}.attn_norm.weight": "transformer.h.{i}.ln_1.weight",
-        "layers.{i}.attn_norm.bias": "transformer.h.{i}.ln_1.bias",
-        "layers.{i}.attn.qkv_proj.weight": Stored(name="transformer.h.{i}.attn.c_attn.weight", transpose=True),
-        "layers.{i}.attn.qkv_proj.bias": "transformer.h.{i}.attn.c_attn.bias",
-        "layers.{i}.attn.o_proj.weight": Stored(name="transformer.h.{i}.attn.c_proj.weight", transpose=True),
-        "layers.{i}.attn.o_proj.bias": "transformer.h.{i}.attn.c_proj.bias",
-        "layers.{i}.mlp_norm.weight": "transformer.h.{i}.ln_2.weight",
-        "layers.{i}.mlp_norm.bias": "transformer.h.{i}.ln_2.bias",
-        "layers.{i}.mlp.up_proj.weight": Stored(name="transformer.h.{i}.mlp.c_fc.weight", transpose=True),
-        "layers.{i}.mlp.up_proj.bias": "transformer.h.{i}.mlp.c_fc.bias",
-        "layers.{i}.mlp.down_proj.weight": Stored(name="transformer.h.{i}.mlp.c_proj.weight", transpose=True),
-        "layers.{i}.mlp.down_proj.bias": "transformer.h.{i}.mlp.c_proj.bias",
-        "final_norm.weight": "transformer.ln_f.weight",
-        "final_norm.bias": "transformer.ln_f.bias",
-        "lm_head.weight": "lm_head.weight",
+WEIGHTS = name_table(
+    {
+        "embed_tokens": "transformer.wte",
+        "embed_positions": "transformer.wpe",
+        "attn_norm": "ln_1",
+        "attn.qkv_proj": Stored(name="attn.c_attn", transpose=True),
+        "attn.o_proj": Stored(name="attn.c_proj", transpose=True),
+        "mlp_norm": "ln_2",
+        "mlp.up_proj": Stored(name="mlp.c_fc", transpose=True),
+        "mlp.down_proj": Stored(name="mlp.c_proj", transpose=True),
+        "final_norm": "transformer.ln_f",
+        "lm_head": "lm_head",
     },
+    layer="transformer.h.{i}.",
     base_prefix="transformer.",
     ignore=(r"\.attn\.(masked_)?bias$", r"^lm_head\.weight$"),
 )

@@ -3,7 +3,8 @@
 import dataclasses
 
 from ..config import HFConfig
-from ..llama_like import LLAMA_NAMES, llama_like, replace_layers
+from ..llama_like import llama_like, replace_layers
+from ..name_tables import LLAMA_NAMES
 from ..spec import ModelSpec
 
 WEIGHTS = LLAMA_NAMES

@@ -1,7 +1,8 @@
 """Mistral 7B, Nemo, Small: Llama, with a sliding window in the first release."""
 
 from ..config import HFConfig
-from ..llama_like import FULL, LLAMA_NAMES, SLIDING, llama_like
+from ..llama_like import FULL, SLIDING, llama_like
+from ..name_tables import LLAMA_NAMES
 from ..spec import ModelSpec
 
 WEIGHTS = LLAMA_NAMES

@@ -1,21 +1,11 @@
 """Phi-3, Phi-3.5 and Phi-4 (mini): Llama with packed projections, LongRoPE and partial rotary embedding."""
 
-import re
-
-from ...weights.names import NameTable
 from ..config import HFConfig
-from ..llama_like import FULL, LLAMA_NAMES, SLIDING, llama_like
+from ..llama_like import FULL, SLIDING, llama_like
+from ..name_tables import llama_names
 from ..spec import ModelSpec
 
-_PACKED = {
-    "layers.{i}.attn.qkv_proj.weight": "model.layers.{i}.self_attn.qkv_proj.weight",
-    "layers.{i}.mlp.gate_up_proj.weight": "model.layers.{i}.mlp.gate_up_proj.weight",
-}
-_PARTS = re.compile(r"\.(q|k|v|gate|up)_proj\.")
-WEIGHTS = NameTable(
-    entries={**{ours: name for ours, name in LLAMA_NAMES.entries.items() if not _PARTS.search(ours)}, **_PACKED},
-    ignore=LLAMA_NAMES.ignore,
-)
+WEIGHTS = llama_names({"attn.qkv_proj": "self_attn.qkv_proj", "mlp.gate_up_proj": "mlp.gate_up_proj"})
 
 
 def to_spec(config: HFConfig) -> ModelSpec:

@@ -1,7 +1,8 @@
 """Qwen3, dense: Llama whose query and key heads are normalised."""
 
 from ..config import HFConfig
-from ..llama_like import LLAMA_NAMES, llama_like, replace_attention, windowed_layer_types
+from ..llama_like import llama_like, replace_attention, windowed_layer_types
+from ..name_tables import LLAMA_NAMES
 from ..spec import ModelSpec
 
 WEIGHTS = LLAMA_NAMES

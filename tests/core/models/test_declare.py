@@ -30,7 +30,8 @@ def test_declarations_hold_together(model_type: str) -> None:
         assert (param.kind == "constant") == (param.compute is not None)
         if param.compute is not None:
             assert param.compute().shape == param.shape and param.compute().dtype == "float32"
-        assert param.quantizable == (param.kind == "linear" and param.name.startswith("layers."))
+        assert not param.quantizable or param.kind in ("linear", "stacked")
+        assert param.shape[0] % (param.num_groups * param.num_stacked) == 0
         assert param.plus_one == (model_type.startswith("gemma") and "norm" in param.name)
 
 

@@ -1,0 +1,144 @@
+"""Self-attention of one layer inside a forward function: plain, and with latent keys and values."""
+
+from ..ops.table import OpTable
+from ..stages import Array, ForwardBatch
+from .norms import Params, normalize
+from .spec import AttentionSpec, LatentSpec
+
+
+def attention(
+    ops: OpTable,
+    attn: AttentionSpec,
+    params: Params,
+    prefix: str,
+    x: Array,
+    cos: Array | None,
+    sin: Array | None,
+    cache: Array,
+    group: int,
+    batch: ForwardBatch,
+) -> tuple[Array, Array]:
+    """Self-attention of x: [num_tokens, hidden_size]; returns that shape and the layer's cache.
+
+    cos, sin: of the layer's rope. group: the layer's KV group, by which the batch holds tables and slots.
+    """
+    if attn.latent is not None:
+        return _latent_attention(ops, attn, attn.latent, params, prefix, x, cos, sin, cache, group, batch)
+    num_heads, num_kv_heads, head_dim = attn.num_heads, attn.num_kv_heads, attn.head_dim
+    bias = params[f"{prefix}qkv_proj.bias"] if attn.qkv_bias else None
+    qkv = ops.linear(x, params[f"{prefix}qkv_proj.weight"], bias)
+    if attn.clip_qkv:
+        qkv = ops.clamp(qkv, limit=attn.clip_qkv)
+    query, key, value = ops.split(qkv, (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim))
+    if not attn.norm_after_rope:
+        query = _heads(ops, attn, params, f"{prefix}q_norm.", query)
+        key = _heads(ops, attn, params, f"{prefix}k_norm.", key)
+    else:
+        query, key = ops.split_heads(query, head_dim=head_dim), ops.split_heads(key, head_dim=head_dim)
+    query, key = _turn(ops, attn, query, cos, sin), _turn(ops, attn, key, cos, sin)
+    if attn.norm_after_rope and attn.qk_norm is not None:
+        query = normalize(ops, attn.qk_norm, params, f"{prefix}q_norm.", query)
+        key = normalize(ops, attn.qk_norm, params, f"{prefix}k_norm.", key)
+    cache = ops.write_kv(cache, key, ops.split_heads(value, head_dim=head_dim), batch.slot_mappings[group])
+    out = ops.merge_heads(_paged(ops, attn, params, prefix, query, cache, group, batch))
+    if attn.gated:
+        out = ops.gate(out, ops.linear(x, params[f"{prefix}gate_proj.weight"]))
+    bias = params[f"{prefix}o_proj.bias"] if attn.o_bias else None
+    return ops.linear(out, params[f"{prefix}o_proj.weight"], bias), cache
+
+
+def _latent_attention(
+    ops: OpTable,
+    attn: AttentionSpec,
+    latent: LatentSpec,
+    params: Params,
+    prefix: str,
+    x: Array,
+    cos: Array | None,
+    sin: Array | None,
+    cache: Array,
+    group: int,
+    batch: ForwardBatch,
+) -> tuple[Array, Array]:
+    """Multi-head latent attention in its absorbed form (DeepSeek-V2, 2.1), for prefill and decode alike.
+
+    A head's score q . (W_k c) is (W_k^T q) . c, so that queries meet the latents c themselves: attention with one
+    KV head of kv_lora_rank + qk_rope_head_dim values, whose value is the latent part of its key.
+    """
+    rank, rope_dim, nope_dim = latent.kv_lora_rank, latent.qk_rope_head_dim, latent.qk_nope_head_dim
+    if latent.q_lora_rank:
+        bias = params[f"{prefix}q_a_proj.bias"] if latent.bias else None
+        query = ops.linear(x, params[f"{prefix}q_a_proj.weight"], bias)
+        query = normalize(ops, latent.norm, params, f"{prefix}q_a_norm.", query)
+        query = ops.linear(query, params[f"{prefix}q_b_proj.weight"])
+    else:
+        query = ops.linear(x, params[f"{prefix}q_proj.weight"])
+    unturned, turned = ops.split(ops.split_heads(query, head_dim=nope_dim + rope_dim), (nope_dim, rope_dim))
+    kv_b_proj = params[f"{prefix}kv_b_proj.weight"]
+    query = ops.concat((ops.absorb_keys(unturned, kv_b_proj), _turn(ops, attn, turned, cos, sin)))
+
+    bias = params[f"{prefix}kv_a_proj.bias"] if latent.bias else None
+    values, key = ops.split(ops.linear(x, params[f"{prefix}kv_a_proj.weight"], bias), (rank, rope_dim))
+    values = ops.split_heads(normalize(ops, latent.norm, params, f"{prefix}kv_a_norm.", values), head_dim=rank)
+    key = ops.concat((values, _turn(ops, attn, ops.split_heads(key, head_dim=rope_dim), cos, sin)))
+    cache = ops.write_kv(cache, key, key, batch.slot_mappings[group])
+    out, _ = ops.split(_paged(ops, attn, params, prefix, query, cache, group, batch), (rank, rope_dim))
+    out = ops.merge_heads(ops.expand_values(out, kv_b_proj, v_head_dim=latent.v_head_dim))
+    bias = params[f"{prefix}o_proj.bias"] if attn.o_bias else None
+    return ops.linear(out, params[f"{prefix}o_proj.weight"], bias), cache
+
+
+def _paged(
+    ops: OpTable,
+    attn: AttentionSpec,
+    params: Params,
+    prefix: str,
+    query: Array,
+    cache: Array,
+    group: int,
+    batch: ForwardBatch,
+) -> Array:
+    """Attention over the cache with all that the layer's spec asks for: [num_tokens, num_heads, head_dim]."""
+    if attn.temperature_scale:
+        factors = ops.log_growth(
+            batch.positions,
+            factor=attn.temperature_scale,
+            length=attn.temperature_length,
+            shift=attn.temperature_shift,
+        )
+        query = ops.split_heads(ops.mul(ops.merge_heads(query), factors), head_dim=attn.head_dim)
+    return ops.paged_attention(
+        query,
+        cache,
+        batch.query_start_loc,
+        batch.seq_lens,
+        batch.block_tables[group],
+        scale=attn.scale,
+        window=attn.window,
+        softcap=attn.softcap,
+        sinks=params[f"{prefix}sinks"] if attn.sinks else None,
+        alibi_slopes=params[f"{prefix}alibi_slopes"] if attn.alibi_max_bias else None,
+        max_query_len=batch.max_query_len,
+        max_seq_len=batch.max_seq_len,
+    )
+
+
+def _heads(ops: OpTable, attn: AttentionSpec, params: Params, prefix: str, x: Array) -> Array:
+    """Split into heads, and normalise as the spec says: -> [num_tokens, heads, head_dim]."""
+    norm, head_dim = attn.qk_norm, attn.head_dim
+    if norm is None:
+        return ops.split_heads(x, head_dim=head_dim)
+    if attn.qk_norm_over == "all":
+        return ops.split_heads(normalize(ops, norm, params, prefix, x), head_dim=head_dim)
+    if attn.qk_norm_over == "head":
+        return normalize(ops, norm, params, prefix, ops.split_heads(x, head_dim=head_dim))
+    x = ops.split_heads(x, head_dim=head_dim)
+    x = ops.rms_norm(x, None, eps=norm.eps) if norm.kind == "rms" else ops.layer_norm(x, None, None, eps=norm.eps)
+    return ops.split_heads(ops.mul(ops.merge_heads(x), params[f"{prefix}weight"]), head_dim=head_dim)
+
+
+def _turn(ops: OpTable, attn: AttentionSpec, x: Array, cos: Array | None, sin: Array | None) -> Array:
+    """Rope, if the layer has one."""
+    if attn.rope is None:
+        return x
+    return ops.rope(x, cos, sin, interleaved=attn.rope.interleaved)

@@ -1,0 +1,58 @@
+"""Feed-forward blocks of one layer inside a forward function: dense, and mixtures of experts."""
+
+from ..ops.table import OpTable
+from ..stages import Array
+from .norms import Params
+from .spec import LayerSpec, MlpSpec, MoeSpec
+
+
+def feed_forward(ops: OpTable, layer: LayerSpec, params: Params, prefix: str, x: Array) -> Array:
+    """The layer's feed-forward block of x: [num_tokens, hidden_size]; returns that shape."""
+    if layer.moe is not None:
+        return _moe(ops, layer.moe, params, prefix, x)
+    return _mlp(ops, layer.mlp, params, prefix, x)
+
+
+def _mlp(ops: OpTable, mlp: MlpSpec, params: Params, prefix: str, x: Array) -> Array:
+    name = "gate_up_proj" if mlp.gated else "up_proj"
+    bias = params[f"{prefix}{name}.bias"] if mlp.bias else None
+    up = ops.linear(x, params[f"{prefix}{name}.weight"], bias)
+    if mlp.xielu:
+        up = ops.xielu(up, params[f"{prefix}act.alpha_p"], params[f"{prefix}act.alpha_n"])
+    else:
+        up = ops.act_mul(up, activation=mlp.activation) if mlp.gated else ops.act(up, activation=mlp.activation)
+    bias = params[f"{prefix}down_proj.bias"] if mlp.bias else None
+    return ops.linear(up, params[f"{prefix}down_proj.weight"], bias)
+
+
+def _moe(ops: OpTable, moe: MoeSpec, params: Params, prefix: str, x: Array) -> Array:
+    bias = params[f"{prefix}router.bias"] if moe.router_bias else None
+    weights, experts = ops.route_experts(
+        ops.cast(ops.linear(x, params[f"{prefix}router.weight"], bias), dtype="float32"),
+        params[f"{prefix}router.correction"] if moe.has_correction else None,
+        num_experts_per_token=moe.num_experts_per_token,
+        score=moe.score,
+        renormalize=moe.renormalize,
+        weight_scale=moe.weight_scale,
+        num_groups=moe.num_groups,
+        num_groups_per_token=moe.num_groups_per_token,
+        group_score=moe.group_score,
+    )
+    out = ops.grouped_experts(
+        x,
+        weights,
+        experts,
+        params[f"{prefix}experts.gate_up_proj.weight"],
+        params[f"{prefix}experts.down_proj.weight"],
+        params[f"{prefix}experts.gate_up_proj.bias"] if moe.bias else None,
+        params[f"{prefix}experts.down_proj.bias"] if moe.bias else None,
+        activation=moe.activation,
+        clamp=moe.clamp,
+        scale_input=moe.scale_input,
+    )
+    if moe.shared is None:
+        return out
+    shared = _mlp(ops, moe.shared, params, f"{prefix}shared.", x)
+    if moe.shared_gated:
+        shared = ops.gate(shared, ops.linear(x, params[f"{prefix}shared_gate.weight"]))
+    return ops.add(out, shared)

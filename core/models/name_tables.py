@@ -1,0 +1,104 @@
+"""Weight names of families: one table for what most share, changed by a few lines each."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from ..weights.names import NameTable, Stored
+
+LAYER = "model.layers.{i}."
+IGNORE = (r"rotary_emb\.inv_freq$", r"^lm_head\.weight$")
+"""Buffers, and the copy of the embedding that some tied checkpoints carry; read by name where it is declared."""
+
+_LLAMA: Mapping[str, str | Stored] = {
+    "embed_tokens": "model.embed_tokens",
+    "final_norm": "model.norm",
+    "lm_head": "lm_head",
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.k_proj": "self_attn.k_proj",
+    "attn.v_proj": "self_attn.v_proj",
+    "attn.o_proj": "self_attn.o_proj",
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+    "mlp.gate_proj": "mlp.gate_proj",
+    "mlp.up_proj": "mlp.up_proj",
+    "mlp.down_proj": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+_PARTS = {
+    "attn.qkv_proj": ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.experts.gate_up_proj": ("mlp.experts.{j}.gate_proj", "mlp.experts.{j}.up_proj"),
+    "mlp.experts.down_proj": ("mlp.experts.{j}.down_proj",),
+    "mlp.shared.gate_up_proj": ("mlp.shared.gate_proj", "mlp.shared.up_proj"),
+}
+_MODEL_LEVEL = ("embed_", "final_norm", "lm_head", "project_")
+EXPERTS: Mapping[str, str | Stored] = {
+    "mlp.router": "mlp.gate",
+    "mlp.experts.{j}.gate_proj": "mlp.experts.{j}.gate_proj",
+    "mlp.experts.{j}.up_proj": "mlp.experts.{j}.up_proj",
+    "mlp.experts.{j}.down_proj": "mlp.experts.{j}.down_proj",
+}
+"""Experts as most checkpoints spell them."""
+SHARED_EXPERTS: Mapping[str, str | Stored] = {
+    f"mlp.shared.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")
+}
+SANDWICH: Mapping[str, str | Stored] = {
+    "attn_norm": "input_layernorm",
+    "attn_post_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_post_norm": "post_feedforward_layernorm",
+}
+"""Norms around both blocks, as Gemma 2 spells them."""
+
+
+def name_table(
+    modules: Mapping[str, str | Stored],
+    *,
+    layer: str = LAYER,
+    tensors: Mapping[str, str | Stored] | None = None,
+    base_prefix: str = "model.",
+    ignore: tuple[str, ...] = IGNORE,
+) -> NameTable:
+    """A table from the names of modules, each of which may have a weight and a bias.
+
+    modules: canonical -> stored; names of layers are given without `layers.{i}.` and the `layer` of the
+    checkpoint. tensors: names that have no .weight or .bias at their end, spelled out in the same way. A
+    transposition holds for weights alone.
+    """
+    entries: dict[str, str | Stored] = {}
+    for ours, theirs in modules.items():
+        stored = _stored(ours, theirs, layer)
+        for leaf in ("weight", "bias"):
+            transpose = stored.transpose and leaf == "weight"
+            entry = dataclasses.replace(stored, name=f"{stored.name}.{leaf}", transpose=transpose)
+            entries[f"{_canonical(ours)}.{leaf}"] = entry
+    for ours, theirs in (tensors or {}).items():
+        entries[_canonical(ours)] = _stored(ours, theirs, layer)
+    return NameTable(entries=entries, base_prefix=base_prefix, ignore=ignore)
+
+
+def llama_names(
+    changes: Mapping[str, str | Stored] | None = None,
+    *,
+    tensors: Mapping[str, str | Stored] | None = None,
+    ignore: tuple[str, ...] = (),
+) -> NameTable:
+    """Llama's table with some modules named differently, or added; a fused name takes the place of its parts."""
+    changes = changes or {}
+    replaced = {part for fused, parts in _PARTS.items() if fused in {**changes, **(tensors or {})} for part in parts}
+    modules = {ours: name for ours, name in _LLAMA.items() if ours not in replaced}
+    return name_table({**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore)
+
+
+def _canonical(name: str) -> str:
+    return name if name.startswith(_MODEL_LEVEL) else f"layers.{{i}}.{name}"
+
+
+def _stored(ours: str, theirs: str | Stored, layer: str) -> Stored:
+    stored = theirs if isinstance(theirs, Stored) else Stored(name=theirs)
+    return stored if ours.startswith(_MODEL_LEVEL) else dataclasses.replace(stored, name=layer + stored.name)
+
+
+LLAMA_NAMES = llama_names()
+GEMMA_NAMES = llama_names(SANDWICH)

@@ -1,0 +1,37 @@
+"""Norms inside a forward function, by spec."""
+
+from collections.abc import Mapping
+
+from ..ops.table import OpTable
+from ..stages import Array
+from .spec import NormSpec
+
+Params = Mapping[str, Array]
+"""Parameters by canonical name, as `declare_params` lists them."""
+
+
+def normalize(ops: OpTable, norm: NormSpec, params: Params, prefix: str, x: Array) -> Array:
+    """x: [..., n] over its last axis by the weights `{prefix}weight` and `{prefix}bias`; x's shape."""
+    weight = params[f"{prefix}weight"] if norm.weight else None
+    if norm.kind == "rms":
+        return ops.rms_norm(x, weight, eps=norm.eps)
+    bias = params[f"{prefix}bias"] if norm.bias else None
+    return ops.layer_norm(x, weight, bias, eps=norm.eps)
+
+
+def add_and_normalize(
+    ops: OpTable,
+    norm: NormSpec,
+    params: Params,
+    prefix: str,
+    block: Array | None,
+    residual: Array,
+    has_norm: bool,
+) -> tuple[Array, Array]:
+    """Add a block's output to the residual and normalise the sum: (input of the next block, residual)."""
+    if block is not None:
+        if has_norm and norm.kind == "rms":
+            weight = params[f"{prefix}weight"] if norm.weight else None
+            return ops.add_rms_norm(block, residual, weight, eps=norm.eps)
+        residual = ops.add(block, residual)
+    return (normalize(ops, norm, params, prefix, residual) if has_norm else residual), residual

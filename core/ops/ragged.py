@@ -1,0 +1,56 @@
+"""Ops over the rows of whole requests in one step, without a cache: attention in both directions, means of rows."""
+
+from ..stages import Array
+
+
+def encoder_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    query_start_loc: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    max_query_len: int = 0,
+) -> Array:
+    """Attention of a ragged batch in which every token of a request sees all of its tokens.
+
+    query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim]; request r owns rows
+    query_start_loc[r] : query_start_loc[r + 1] of all three. Query head h reads KV head
+    h // (num_heads / num_kv_heads). window: a token sees itself and window - 1 tokens on either side, 0 sees all.
+    softcap: scores become softcap * tanh(scores / softcap). max_query_len: an upper bound, 0 if unknown.
+    Scores, softmax and sums in float32 at least. A request without tokens is allowed.
+    Returns [num_tokens, num_heads, head_dim] in query's dtype.
+    """
+    import torch
+
+    group = query.shape[1] // key.shape[1]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    out = torch.empty_like(query)
+    starts = query_start_loc.tolist()
+    for begin, end in zip(starts, starts[1:], strict=False):
+        if begin == end:
+            continue
+        k = key[begin:end].to(wide).repeat_interleave(group, 1)
+        v = value[begin:end].to(wide).repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,khd->hqk", query[begin:end].to(wide), k) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        if window:
+            place = torch.arange(end - begin, device=query.device)
+            scores = scores.masked_fill((place[:, None] - place[None, :]).abs() >= window, float("-inf"))
+        out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(out.dtype)
+    return out
+
+
+def mean_rows(x: Array, starts: Array, ends: Array) -> Array:
+    """Means of ranges of rows: row i is the mean of x[starts[i] : ends[i]], which is not empty.
+
+    x: [num_tokens, n]; starts, ends: int32 [m]. Returns [m, n] in x's dtype. Sums in float32 at least.
+    """
+    import torch
+
+    wide = torch.promote_types(x.dtype, torch.float32)
+    means = [x[start:end].to(wide).mean(0) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+    return torch.stack(means).to(x.dtype)
