@@ -94,6 +94,40 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP server; only `headrace serve` reads it."""
+
+    host: str = option("127.0.0.1", "address to listen on", cli=True)
+    port: int = option(8000, "port to listen on; 0 takes a free one", cli=True)
+    api_key: str = option("", "key that clients must send; empty lets everyone in", cli=True)
+    api_key_file: str = option("", "file with one key a line, each with a queue of its own", cli=True)
+    served_model_name: str = option(
+        "", "names that clients may call the model by, separated by commas; empty for its own", cli=True
+    )
+    tls_cert: str = option("", "PEM file with the certificate chain; empty serves plain HTTP", cli=True)
+    tls_key: str = option("", "PEM file with the certificate's key", cli=True)
+    cors_origins: str = option("", "origins whose pages may call the server, separated by commas", cli=True)
+    max_queue_requests: int = option(1024, "requests that may wait for their first token", cli=True)
+    max_queue_tokens: int = option(1_000_000, "prompt tokens that may wait for their first token")
+    request_timeout_s: int = option(3600, "seconds that one request may take in all", cli=True)
+    drain_timeout_s: int = option(30, "seconds that running requests get after SIGTERM", cli=True)
+    max_body_bytes: int = option(32 * 1024**2, "bytes that the body of a request may have")
+    ping_interval_s: int = option(30, "seconds without a token after which a stream gets a comment")
+    stall_timeout_s: int = option(120, "seconds without a step after which a busy engine counts as stalled")
+    send_timeout_s: int = option(60, "seconds after which a client that reads nothing is given up")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
+        for name in ("max_queue_requests", "max_queue_tokens", "request_timeout_s", "max_body_bytes"):
+            _check_auto_or_positive(name, getattr(self, name))
+        for name in ("ping_interval_s", "stall_timeout_s", "send_timeout_s"):
+            _check_auto_or_positive(name, getattr(self, name))
+        if self.drain_timeout_s < 0:
+            raise ConfigError(f"drain_timeout_s must be 0 or more, got {self.drain_timeout_s}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """What is logged, and how."""
 
@@ -115,6 +149,7 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
     @classmethod
@@ -128,6 +163,10 @@ class EngineConfig:
             groups.setdefault(known[name], {})[name] = value
         types = _group_types()
         return cls(**{name: types[name](**values) for name, values in groups.items()})
+
+    def to_options(self) -> dict[str, Any]:
+        """Flat option names with their values, what `from_options` takes."""
+        return {name: getattr(getattr(self, group), name) for name, (group, _) in all_options().items()}
 
 
 def all_options() -> dict[str, tuple[str, dataclasses.Field[Any]]]:

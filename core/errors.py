@@ -13,6 +13,7 @@ HeadraceError
 |  |- OutOfMemory         an allocation failed on the device                 exit code 4
 |  |- DeviceLost          the device stopped working; requests are requeued  exit code 1
 |- PluginError            a plugin misbehaved                                exit code 5
+|- PortBusy               the server's port is taken                         exit code 6
 """
 
 from collections.abc import Sequence
@@ -113,3 +114,9 @@ class PluginError(HeadraceError):
     def __init__(self, reason: str, *, plugin: str = "", remedies: Sequence[str] = ()) -> None:
         super().__init__(reason, remedies=remedies)
         self.plugin = plugin
+
+
+class PortBusy(HeadraceError):
+    """The address that the server is to listen on is in use."""
+
+    exit_code = 6

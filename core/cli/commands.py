@@ -9,6 +9,7 @@ from ..suggest import did_you_mean
 COMMANDS: dict[str, str] = {
     "complete": "Complete a prompt, or answer it if the model is an instruct model.",
     "chat": "Chat with a model in the terminal.",
+    "serve": "Serve a model over HTTP, with OpenAI's API.",
     "plan": "Show what a model needs and whether it fits; loads nothing.",
     "devices": "List platforms and devices, and why some cannot be used.",
     "doctor": "Try a device for real: allocate, multiply, choose op providers.",
@@ -18,7 +19,7 @@ COMMANDS: dict[str, str] = {
     "download": "Fetch a model into the cache.",
     "version": "Show versions of headrace and of what it uses.",
 }
-"""Name -> what `--help` says. The module headrace.core.cli.<name> holds the click command as `command`."""
+"""Name -> what `--help` says. The module headrace.core.cli.<name>, with _ for -, holds the command as `command`."""
 
 
 class LazyGroup(click.Group):
@@ -32,7 +33,7 @@ class LazyGroup(click.Group):
         """Import the command's module. An unknown name is a usage error that names near ones."""
         if cmd_name not in COMMANDS:
             raise click.UsageError(f"no command {cmd_name!r}{did_you_mean(cmd_name, COMMANDS)}", ctx)
-        command: click.Command = importlib.import_module(f".{cmd_name}", __package__).command
+        command: click.Command = importlib.import_module(f".{cmd_name.replace('-', '_')}", __package__).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -16,11 +16,20 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def engine_options(function: Function) -> Function:
-    """Add every option with `cli=True`, and --config; the function gets what was typed as `flags`.
+    """Add the options of the engine with `cli=True`, and --config; the function gets what was typed as `flags`.
 
     `engine_config(flags, model=...)` makes the configuration of it.
     """
-    names = [name for name, (_, field) in all_options().items() if field.metadata["cli"]]
+    return _config_options(function, lambda group: group != "server")
+
+
+def server_options(function: Function) -> Function:
+    """Add the options of engine and server, as `engine_options` does."""
+    return _config_options(function, lambda group: True)
+
+
+def _config_options(function: Function, is_wanted: Callable[[str], bool]) -> Function:
+    names = [name for name, (group, field) in all_options().items() if field.metadata["cli"] and is_wanted(group)]
 
     @wraps(function)
     def wrapper(**arguments: Any) -> Any:

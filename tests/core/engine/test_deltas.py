@@ -1,7 +1,6 @@
 """Outputs that hold only what is new, and requests that go on where another engine left off."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

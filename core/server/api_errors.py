@@ -1,0 +1,77 @@
+"""Errors as clients see them: an HTTP status and one envelope for all routes."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ..errors import HeadraceError, RequestError
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None = None
+    """the field of the request that is wrong"""
+    code: str | None = None
+
+
+class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every response that is an error."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An error with the status that it is answered with. headers: besides those of every response."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> bytes:
+        """The envelope as JSON."""
+        error = ErrorBody(
+            message=self.message, type=_TYPES.get(self.status, "server_error"), param=self.param, code=self.code
+        )
+        return msgspec.json.encode(ErrorEnvelope(error=error))
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+def to_api_error(error: HeadraceError, *, param: str | None = None) -> ApiError:
+    """What a client gets for one of headrace's errors: 400 for a wrong request, else 500."""
+    status = 400 if isinstance(error, RequestError) else 500
+    code = error.code if isinstance(error, RequestError) else "internal_error"
+    message = error.reason
+    if error.remedies:
+        message += f" (try: {'; '.join(error.remedies)})"
+    return ApiError(status, message, code=code, param=param)

@@ -1,0 +1,169 @@
+"""The table of routes, and what stands between the socket and each of them: keys, errors, counts."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import HeadraceError
+from .api_errors import ApiError, ClientGone, to_api_error
+from .auth import PUBLIC_ROUTES
+from .http import ErrorResponse
+from .protocol.chat import ChatRequest, ChatResponse
+from .protocol.completions import CompletionRequest, CompletionResponse
+from .protocol.service import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    Health,
+    ModelCard,
+    ModelList,
+    TokenizeRequest,
+    TokenizeResponse,
+    Version,
+)
+from .routes import service
+from .routes.chat import chat_completions
+from .routes.completions import completions
+from .server import Server
+
+logger = logging.getLogger(__name__)
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteSpec:
+    """One route: what it takes (None: no body) and gives (None: no JSON)."""
+
+    path: str
+    endpoint: Endpoint
+    method: str = "POST"
+    takes: Any = None
+    gives: Any = None
+
+
+def route_table() -> list[RouteSpec]:
+    """All routes, in the order of the documentation."""
+    return [
+        RouteSpec(path="/v1/chat/completions", endpoint=chat_completions, takes=ChatRequest, gives=ChatResponse),
+        RouteSpec(path="/v1/completions", endpoint=completions, takes=CompletionRequest, gives=CompletionResponse),
+        RouteSpec(path="/v1/models", endpoint=service.models, method="GET", gives=ModelList),
+        RouteSpec(path="/v1/models/{name:path}", endpoint=service.model, method="GET", gives=ModelCard),
+        *(
+            RouteSpec(path=f"/v1/{name}", endpoint=service.not_by_this_model)
+            for name in ("embeddings", "rerank", "score", "classify")
+        ),
+        RouteSpec(path="/tokenize", endpoint=service.tokenize, takes=TokenizeRequest, gives=TokenizeResponse),
+        RouteSpec(path="/detokenize", endpoint=service.detokenize, takes=DetokenizeRequest, gives=DetokenizeResponse),
+        RouteSpec(path="/livez", endpoint=service.livez, method="GET", gives=Health),
+        RouteSpec(path="/readyz", endpoint=service.readyz, method="GET", gives=Health),
+        RouteSpec(path="/health", endpoint=service.readyz, method="GET", gives=Health),
+        RouteSpec(path="/metrics", endpoint=service.metrics, method="GET"),
+        RouteSpec(path="/version", endpoint=service.version, method="GET", gives=Version),
+    ]
+
+
+def make_app(server: Server) -> ASGIApp:
+    """The ASGI application."""
+    from .openapi import openapi_route
+
+    table = route_table()
+    table.append(openapi_route(table))
+    app = Starlette(
+        routes=[Route(spec.path, _guarded(spec.endpoint, server), methods=[spec.method]) for spec in table],
+        exception_handlers={HTTPException: _no_route},
+    )
+    app.state.server = server
+    guarded: ASGIApp = KeyGate(app, server)
+    origins = [origin.strip() for origin in server.config.server.cors_origins.split(",") if origin.strip()]
+    if origins:
+        from starlette.middleware.cors import CORSMiddleware
+
+        guarded = CORSMiddleware(guarded, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    return guarded
+
+
+class KeyGate:
+    """Lets through what needs no key or has a good one: everything that is not in PUBLIC_ROUTES needs one, unknown
+    paths too. Counts responses."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self.app = app
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"]
+        if path not in PUBLIC_ROUTES:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            try:
+                scope.setdefault("state", {})["user"] = self._server.keys.user(headers)
+            except ApiError as error:
+                self._server.metrics.rejected[error.code or ""] += 1
+                await ErrorResponse(error)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def _guarded(endpoint: Endpoint, server: Server) -> Endpoint:
+    """The endpoint with its errors in the envelope."""
+
+    async def answer(request: Request) -> Response:
+        started_s = time.monotonic()
+        try:
+            response = await endpoint(request)
+        except ApiError as error:
+            response = _refused(error, server)
+        except HeadraceError as error:
+            response = _refused(to_api_error(error), server)
+        except ClientGone:
+            response = Response(status_code=499)  # nobody reads it
+        except Exception:
+            logger.exception("a route failed", extra={"fields": {"path": request.url.path}})
+            response = _refused(ApiError(500, "internal error; the log says more", code="internal_error"), server)
+        route = request.scope["route"].path if "route" in request.scope else request.url.path
+        server.metrics.responses[(route, response.status_code)] += 1
+        logger.debug(
+            "answered",
+            extra={
+                "fields": {
+                    "path": request.url.path,
+                    "status": response.status_code,
+                    "seconds": time.monotonic() - started_s,
+                }
+            },
+        )
+        return response
+
+    return answer
+
+
+def _refused(error: ApiError, server: Server) -> Response:
+    server.metrics.rejected[error.code or ""] += 1
+    return ErrorResponse(error)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, in the envelope too."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return ErrorResponse(
+            ApiError(
+                405,
+                f"{request.method} is not what {request.url.path} takes",
+                code="method_not_allowed",
+                headers=dict(error.headers or {}),
+            )
+        )
+    return ErrorResponse(ApiError(error.status_code, f"no route {request.url.path}", code="not_found"))

@@ -1,0 +1,239 @@
+"""The engine's process: builds the engine, then steps it, answering each step with one frame.
+
+python -m headrace.core.server.engine_process FD, where FD is the socket to the front. The process ends when the
+front does: the socket closes.
+"""
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+
+import msgspec
+
+from ..cli.logs import configure_logging
+from ..config import EngineConfig
+from ..engine.build import Built, build_engine
+from ..errors import HeadraceError, RequestError
+from ..stages import Logprob, RequestOutput
+from .frames import (
+    READ_BYTES,
+    Abort,
+    Add,
+    Failed,
+    FrameSplitter,
+    LogprobEntry,
+    Output,
+    Ready,
+    Start,
+    Stats,
+    StepFrame,
+    Stop,
+    ToEngine,
+    ToFront,
+    TokenEntries,
+    pack,
+    params_from_wire,
+    params_to_wire,
+)
+
+logger = logging.getLogger(__name__)
+
+_MAX_FAILED_STEPS = 10
+"""Steps in a row that raise something unexpected before the process gives up and leaves it to the front."""
+
+
+class EngineProcess:
+    """Owns the engine and its side of the socket. A thread reads; the main thread steps and writes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._num_failed = 0
+
+    def run(self) -> None:
+        """Until the front says stop, or is gone."""
+        threading.Thread(target=self._read, name="frames", daemon=True).start()
+        start = self._inbox.get()
+        if not isinstance(start, Start):
+            return
+        config = EngineConfig.from_options(start.options)
+        configure_logging(config.log)
+        try:
+            built = build_engine(config, lambda line: logger.info("%s", line))
+        except HeadraceError as error:
+            self._send(Failed(kind=type(error).__name__, reason=error.reason, remedies=list(error.remedies)))
+            return
+        self._send(_ready(built))
+        try:
+            self._serve(built)
+        finally:
+            built.engine.close()
+            built.device.close()
+
+    def _serve(self, built: Built) -> None:
+        engine = built.engine
+        while True:
+            commands = self._take(wait=not engine.has_unfinished())
+            accepted: list[str] = []
+            outputs: list[Output] = []
+            for command in commands:
+                if command is None or isinstance(command, Stop):
+                    return
+                if isinstance(command, Abort):
+                    for request_id in command.request_ids:
+                        engine.abort(request_id)
+                elif isinstance(command, Add):
+                    refusal = _add(built, command)
+                    if refusal is None:
+                        accepted.append(command.request_id)
+                    else:
+                        outputs.append(refusal)
+            if engine.has_unfinished():
+                outputs += self._step(built)
+            self._send(StepFrame(outputs=outputs, accepted=accepted, stats=_stats(built)))
+
+    def _step(self, built: Built) -> list[Output]:
+        try:
+            outputs = built.engine.step()
+        except Exception:
+            # The failed step's requests are suspects of the scheduler, which goes on with the others.
+            self._num_failed += 1
+            logger.exception("a step failed in a way that nobody foresaw")
+            if self._num_failed >= _MAX_FAILED_STEPS:
+                raise
+            return []
+        self._num_failed = 0
+        return [_output(output) for output in outputs if _has_news(output)]
+
+    def _take(self, *, wait: bool) -> list[ToEngine | None]:
+        """All commands that are there; waits for the first if there is nothing else to do."""
+        commands = [self._inbox.get()] if wait else []
+        while True:
+            try:
+                commands.append(self._inbox.get_nowait())
+            except queue.Empty:
+                return commands
+
+    def _send(self, message: ToFront) -> None:
+        self._socket.sendall(pack(message))
+
+    def _read(self) -> None:
+        splitter = FrameSplitter()
+        decoder = msgspec.msgpack.Decoder(ToEngine)
+        while True:
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                # The front is gone, and with it all whom a result could interest; a step may take long.
+                os._exit(0)
+            for frame in splitter.push(data):
+                self._inbox.put(decoder.decode(frame))
+
+
+def main() -> None:
+    """Entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides when to end
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
+    except BrokenPipeError:
+        return
+
+
+def _ready(built: Built) -> Ready:
+    return Ready(
+        pid=os.getpid(),
+        model=built.model.name,
+        max_model_len=built.capacity.max_model_len,
+        vocab_size=built.model.spec.vocab_size,
+        num_blocks=_stats(built).num_blocks,
+        device=built.device.info.id,
+        eos_token_ids=list(built.defaults.eos_token_ids),
+        logits_processors=sorted(built.engine.processors),
+        sampling_params=params_to_wire(built.defaults.sampling_params),
+    )
+
+
+def _add(built: Built, command: Add) -> Output | None:
+    """Queue a completion; what to answer if it is refused."""
+    try:
+        built.engine.add(
+            command.request_id,
+            command.prompt_token_ids,
+            params_from_wire(command.sampling_params),
+            priority=command.priority,
+            cache_salt=command.cache_salt,
+            deltas=True,
+            output_token_ids=command.output_token_ids,
+        )
+    except RequestError as error:
+        return Output(
+            request_id=command.request_id,
+            text="",
+            token_ids=[],
+            finish_reason="error",
+            error=str(error),
+            code=error.code,
+        )
+    return None
+
+
+def _has_news(output: RequestOutput) -> bool:
+    """False for a chunk of a prompt."""
+    completion = output.outputs[0]
+    return bool(completion.token_ids or completion.finish_reason or completion.text or output.prompt_logprobs)
+
+
+def _output(output: RequestOutput) -> Output:
+    completion = output.outputs[0]
+    prompt_logprobs: list[TokenEntries | None] | None = None
+    if output.prompt_logprobs is not None:
+        prompt_logprobs = [None if entry is None else _entries(entry) for entry in output.prompt_logprobs]
+    return Output(
+        request_id=output.request_id,
+        text=completion.text,
+        token_ids=completion.token_ids,
+        finish_reason=completion.finish_reason,
+        stop_reason=completion.stop_reason,
+        num_cached_tokens=output.num_cached_tokens,
+        logprobs=None if completion.logprobs is None else [_entries(entry) for entry in completion.logprobs],
+        prompt_logprobs=prompt_logprobs,
+        scheduled_s=None if output.timings is None else output.timings.scheduled_s,
+        error=output.error,
+    )
+
+
+def _entries(entry: dict[int, Logprob]) -> TokenEntries:
+    return [
+        LogprobEntry(
+            token_id=token_id,
+            logprob=found.logprob,
+            rank=found.rank,
+            text=found.decoded_token,
+            token_bytes=bytes(found.bytes),
+        )
+        for token_id, found in entry.items()
+    ]
+
+
+def _stats(built: Built) -> Stats:
+    scheduler = built.engine.scheduler
+    pools = scheduler.block_manager.pools
+    return Stats(
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        num_blocks=sum(pool.num_blocks - 1 for pool in pools),
+        num_free_blocks=sum(pool.num_free for pool in pools),
+        num_preemptions=scheduler.num_preemptions,
+        num_hit_tokens=scheduler.num_hit_tokens,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""What front and engine process say to each other: msgpack frames with a length before each, over one socket.
+
+front --Start, Add, Abort, Stop--> engine process --Ready or Failed, then StepFrame after every step--> front
+"""
+
+import dataclasses
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ..sampling.params import SamplingParams
+from ..stages import FinishReason
+
+HEADER = struct.Struct("<I")
+"""Number of bytes that follow."""
+MAX_FRAME_BYTES = 2**31
+READ_BYTES = 1 << 18
+
+
+class Start(msgspec.Struct, array_like=True, tag="start", frozen=True):
+    """Build the engine from these options (flat names)."""
+
+    options: dict[str, Any]
+
+
+class Add(msgspec.Struct, array_like=True, tag="add", frozen=True):
+    """Run one completion. output_token_ids: what an engine that died had generated for it."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: dict[str, Any]
+    """those that are not the defaults, by name"""
+    priority: int = 0
+    cache_salt: str = ""
+    output_token_ids: list[int] = []
+
+
+class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
+    """Drop completions; nothing more is said of them."""
+
+    request_ids: list[str]
+
+
+class Stop(msgspec.Struct, array_like=True, tag="stop", frozen=True):
+    """End the process."""
+
+
+class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True):
+    """The engine is loaded."""
+
+    pid: int
+    model: str
+    """name of the model"""
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    """usable KV blocks of all groups"""
+    device: str
+    eos_token_ids: list[int]
+    logits_processors: list[str]
+    sampling_params: dict[str, Any]
+    """what the checkpoint says about generation, where a request says nothing"""
+
+
+class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):
+    """The engine could not be built; the process ends."""
+
+    kind: str
+    """name of the class in core/errors.py, or "" for an error that is none of headrace's"""
+    reason: str
+    remedies: list[str]
+
+
+class LogprobEntry(msgspec.Struct, array_like=True, frozen=True):
+    """One token's log probability."""
+
+    token_id: int
+    logprob: float
+    rank: int | None
+    text: str
+    token_bytes: bytes
+
+
+TokenEntries = list[LogprobEntry]
+"""Of one position: the chosen token first, then the most likely ones, most likely first."""
+
+
+class Output(msgspec.Struct, array_like=True):
+    """What is new of one completion. Several in a row can be merged into one."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    logprobs: list[TokenEntries] | None = None
+    prompt_logprobs: list[TokenEntries | None] | None = None
+    scheduled_s: float | None = None
+    error: str = ""
+    code: str = ""
+    """of the error, if the request itself is wrong"""
+
+
+class Stats(msgspec.Struct, array_like=True, frozen=True):
+    """The engine's gauges and counters after a step."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_preemptions: int
+    num_hit_tokens: int
+
+
+class StepFrame(msgspec.Struct, array_like=True, tag="step", frozen=True):
+    """All that one step (or a change of the queue) came to. accepted: requests that passed the engine's checks."""
+
+    outputs: list[Output]
+    accepted: list[str]
+    stats: Stats
+
+
+ToEngine = Start | Add | Abort | Stop
+ToFront = Ready | Failed | StepFrame
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(message: ToEngine | ToFront) -> bytes:
+    """A message as a frame."""
+    body = _encoder.encode(message)
+    return HEADER.pack(len(body)) + body
+
+
+class FrameSplitter:
+    """Cuts a stream of bytes into the bodies of frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def push(self, data: bytes) -> Iterator[bytes]:
+        """The frames that are complete with this data. Raises ValueError for a length that cannot be."""
+        buffer = self._buffer
+        buffer += data
+        start, length = 0, len(buffer)
+        while length - start >= HEADER.size:
+            (size,) = HEADER.unpack_from(buffer, start)
+            if size > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {size} bytes")
+            end = start + HEADER.size + size
+            if end > length:
+                break
+            yield bytes(memoryview(buffer)[start + HEADER.size : end])
+            start = end
+        if start:
+            del buffer[:start]
+
+
+def params_to_wire(params: SamplingParams) -> dict[str, Any]:
+    """The fields that are not the defaults."""
+    wire: dict[str, Any] = {}
+    for name, default in _DEFAULTS.items():
+        value = getattr(params, name)
+        if value != default:
+            wire[name] = value
+    return wire
+
+
+def params_from_wire(wire: Mapping[str, Any]) -> SamplingParams:
+    """The parameters that `params_to_wire` wrote."""
+    return SamplingParams(**wire)
+
+
+def merge(first: Output, second: Output) -> None:
+    """Add what came second to the first."""
+    first.text += second.text
+    first.token_ids += second.token_ids
+    if second.finish_reason is not None:
+        first.finish_reason, first.stop_reason = second.finish_reason, second.stop_reason
+        first.error, first.code = second.error, second.code
+    first.num_cached_tokens = max(first.num_cached_tokens, second.num_cached_tokens)
+    if second.logprobs is not None:
+        first.logprobs = (first.logprobs or []) + second.logprobs
+    if first.prompt_logprobs is None:
+        first.prompt_logprobs = second.prompt_logprobs
+    if first.scheduled_s is None:
+        first.scheduled_s = second.scheduled_s
+
+
+_DEFAULTS = {field.name: getattr(SamplingParams(), field.name) for field in dataclasses.fields(SamplingParams)}

@@ -1,0 +1,212 @@
+"""Reading requests and writing responses: JSON with a limit, streams of events, clients that leave or do not read."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .api_errors import ApiError, ClientGone
+
+T = TypeVar("T")
+
+DONE = b"data: [DONE]\n\n"
+ABORT = "headrace.abort"
+"""The extension of the ASGI scope under which the connection's abort() can be called."""
+PING = b": ping\n\n"
+_DRAIN_BYTES = 512 * 1024**2
+_DRAIN_S = 20.0
+"""Of a body that is too large so much is read and thrown away, so that the client gets to read the answer."""
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+_PATH = re.compile(r" - at `\$\.?(.*?)`$")
+
+
+async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
+    """The body as a value of a msgspec type. Raises ApiError 400 or 413, or ClientGone."""
+    body = await _read_body(request, max_bytes)
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
+    try:
+        value: T = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        text = str(error)
+        found = _PATH.search(text)
+        param = re.split(r"[.\[]", found[1])[0] if found and found[1] else None
+        if param is None and (missing := re.search(r"required field `(\w+)`", text)):
+            param = missing[1]
+        raise ApiError(400, text, code="invalid_request", param=param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    return value
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length) > max_bytes:
+        raise _too_large(int(length), max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(size, max_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+def _too_large(size: int, max_bytes: int) -> ApiError:
+    message = f"the body has {size} bytes or more, the limit is {max_bytes} (max_body_bytes)"
+    return ApiError(413, message, code="body_too_large")
+
+
+class JsonResponse(Response):
+    """A msgspec value as JSON."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(msgspec.json.encode(content), status, headers)
+
+
+class ErrorResponse(Response):
+    """The error envelope. The rest of a body that is too large is read, so that the client sees the answer."""
+
+    media_type = "application/json"
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, error.headers)
+        self._drains = error.status == 413
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        if not self._drains:
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": bytes(self.body), "more_body": True})
+        left = _DRAIN_BYTES
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                while left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            left = 0
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(Response):
+    """Server-sent events. `on_gone` is called when the client closes its connection or stops reading."""
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        *,
+        on_gone: Callable[[], None],
+        ping_interval_s: float,
+        send_timeout_s: float,
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self.headers["content-type"] = "text/event-stream; charset=utf-8"
+        self._events = events
+        self._on_gone = on_gone
+        self._ping_interval_s = ping_interval_s
+        self._send_timeout_s = send_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until they end or nobody reads them."""
+        watcher = asyncio.ensure_future(_watch(receive, self._on_gone))
+        pinger = _Pinger(send, self._ping_interval_s)
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            pinger.arm()
+            async for event in self._events:
+                pinger.touch()
+                async with asyncio.timeout(self._send_timeout_s):
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            pinger.stop()
+            async with asyncio.timeout(self._send_timeout_s):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            # What was written still stands in the socket's buffer; only a reset gets rid of it.
+            self._on_gone()
+            scope.get("extensions", {}).get(ABORT, _nothing)()
+            await asyncio.sleep(0.01)
+        finally:
+            pinger.stop()
+            watcher.cancel()
+
+
+class _Pinger:
+    """Sends a comment when nothing was sent for a while: one timer a stream, moved on when it fires."""
+
+    def __init__(self, send: Send, interval_s: float) -> None:
+        self._send = send
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+        self._last_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def arm(self) -> None:
+        """Start the clock."""
+        self._timer = self._loop.call_later(self._interval_s, self._fire)
+
+    def touch(self) -> None:
+        """Something is being sent."""
+        self._last_s = self._loop.time()
+
+    def stop(self) -> None:
+        """No more comments."""
+        for pending in (self._timer, self._task):
+            if pending is not None:
+                pending.cancel()
+
+    def _fire(self) -> None:
+        left_s = self._last_s + self._interval_s - self._loop.time()
+        if left_s <= 0.001:
+            self._task = self._loop.create_task(self._ping())
+            self._last_s, left_s = self._loop.time(), self._interval_s
+        self._timer = self._loop.call_later(left_s, self._fire)
+
+    async def _ping(self) -> None:
+        await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+
+
+def _nothing() -> None:
+    return
+
+
+async def _watch(receive: Receive, on_gone: Callable[[], None]) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            on_gone()
+            return
+
+
+class watched:
+    """In the block, a client that closes its connection calls `on_gone`; for responses that are not streams."""
+
+    def __init__(self, request: Request, on_gone: Callable[[], None]) -> None:
+        self._watcher = asyncio.ensure_future(_watch(request.receive, on_gone))
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, *error: object) -> None:
+        self._watcher.cancel()

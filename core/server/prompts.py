@@ -1,0 +1,89 @@
+"""Texts and conversations to token ids, in the front; long ones in threads, so that streams go on meanwhile."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import HeadraceError, ModelError, RequestError
+from ..text.chat import ChatTemplate
+from ..text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_INLINE_CHARS = 4000
+"""Texts up to this length (about 1 ms) are tokenized at once: a thread's round trip costs more."""
+_NUM_THREADS = 2
+
+
+class Prompts:
+    """Owns tokenizer and chat template of the model that is served."""
+
+    def __init__(self, tokenizer: Tokenizer | None, chat_template: str, model_name: str) -> None:
+        """chat_template: path of a file, "" for the model's own. Raises ModelError."""
+        self._tokenizer = tokenizer
+        self._model_name = model_name
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
+        self._template: ChatTemplate | None = None
+        source: Any = tokenizer.chat_template if tokenizer is not None else None
+        if chat_template:
+            try:
+                source = Path(chat_template).read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ModelError(f"the chat template {chat_template} cannot be read: {error}") from error
+        if source is not None and tokenizer is not None:
+            self._template = ChatTemplate(source, tokenizer.special_tokens)
+            try:
+                self._template.render([{"role": "user", "content": "Hello"}])  # so that the first request need not
+            except HeadraceError as error:
+                logger.debug("the chat template refuses a greeting: %s", error)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """False with skip_tokenizer_init."""
+        return self._tokenizer is not None
+
+    @property
+    def has_template(self) -> bool:
+        """True if the model can chat."""
+        return self._template is not None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises RequestError if there is none."""
+        if self._tokenizer is None:
+            raise RequestError(
+                "this server has no tokenizer (skip_tokenizer_init); send token ids", code="no_tokenizer"
+            )
+        return self._tokenizer
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        tokenizer = self.tokenizer
+        return await self.run(lambda: tokenizer.encode(text, add_special_tokens), is_short=len(text) <= _INLINE_CHARS)
+
+    async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """The prompt that the template makes of a conversation. Raises RequestError."""
+        template = self._template
+        if template is None:
+            raise RequestError(
+                f"{self._model_name} has no chat template, so it cannot chat",
+                code="no_chat_template",
+                remedies=["--chat-template FILE", "/v1/completions with a plain prompt"],
+            )
+        size = sum(len(str(message.get("content") or "")) for message in messages)
+        return await self.run(lambda: template.render(messages, **options), is_short=size <= _INLINE_CHARS)
+
+    async def run(self, work: Callable[[], T], *, is_short: bool = False) -> T:
+        """Do something that takes long in a thread, and something short at once."""
+        if is_short:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""The JSON of requests and responses as msgspec types, one file a protocol."""

@@ -1,0 +1,136 @@
+"""Parts that requests and responses of several routes share."""
+
+import time
+import uuid
+from typing import Any
+
+import msgspec
+
+from ...errors import RequestError
+from ...sampling.params import SamplingParams
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """What a stream brings besides text."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """The form of the output: text, json_object, json_schema, or vLLM's regex, choice and grammar."""
+
+    type: str
+    json_schema: dict[str, Any] | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """The fields of a request that become sampling parameters, by their own names. None: the model's default."""
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: list[str] | None = None
+    logits_processors_args: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+
+class GenerationFields(SamplingFields, kw_only=True):
+    """What the routes that generate text have in common besides sampling."""
+
+    model: str | None = None
+    """which model; None is the one that is served"""
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    priority: int | None = 0
+    """smaller runs first, if the server's policy is priority"""
+    cache_salt: str | None = None
+    """requests share prefixes only within one salt"""
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    return_token_ids: bool | None = False
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int = 0
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Tokens that a request took."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class Timings(msgspec.Struct, kw_only=True):
+    """Where a request's time went, in seconds; tokens/s while decoding."""
+
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+    itl_s: float | None = None
+    """mean time between two tokens of one completion"""
+    tokens_per_s: float | None = None
+
+
+def sampling_params(request: SamplingFields, defaults: SamplingParams, **fixed: Any) -> SamplingParams:
+    """The parameters of a request over the model's defaults; `fixed` are those that a route names otherwise.
+
+    Raises RequestError.
+    """
+    chosen: dict[str, Any] = {name: getattr(defaults, name) for name in _DEFAULTED}
+    for name in _NAMES:
+        value = getattr(request, name)
+        if value is not None:
+            chosen[name] = value
+    chosen["extra_args"] = {**(request.vllm_xargs or {}), **(request.logits_processors_args or {})}
+    chosen.update(fixed)
+    return SamplingParams(**chosen)
+
+
+def refuse(request: Any, reasons: dict[str, str]) -> None:
+    """Raise RequestError for the first of these fields that the request sets: nothing is silently left out."""
+    for name, reason in reasons.items():
+        if getattr(request, name):
+            raise RequestError(f"{name}: {reason}", code="unsupported_parameter")
+
+
+def new_id(prefix: str) -> str:
+    """An id for a response, such as chatcmpl-0f3c..."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def now() -> int:
+    """Seconds since 1970, as `created` has them."""
+    return int(time.time())
+
+
+_DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_NAMES = tuple(
+    name for name in SamplingFields.__struct_fields__ if name not in ("vllm_xargs", "logits_processors_args")
+)

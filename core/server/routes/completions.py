@@ -1,0 +1,184 @@
+"""/v1/completions, with echo, batches, token ids and log probabilities as evaluation harnesses need them."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...errors import RequestError
+from ..frames import Output, TokenEntries
+from ..generation import Generation
+from ..http import read_json
+from ..logprobs import LegacyLogprobs, extend, prompt_logprobs
+from ..protocol.common import new_id, now, refuse, sampling_params
+from ..protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
+from ..request_log import timings
+from ..structure import structured_output
+from .text import answer_once, answer_stream, check_output, usage, wants_usage
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+_MAX_PROMPTS = 4096
+
+
+async def completions(request: Request) -> Response:
+    """Continue one prompt or several, at once or as a stream."""
+    server: Server = request.app.state.server
+    body = await read_json(request, CompletionRequest, server.config.server.max_body_bytes)
+    server.check_model(body.model)
+    refuse(body, {"suffix": "this server does not fill in the middle"})
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise RequestError("best_of must equal n: completions are not ranked", code="unsupported_parameter")
+    prompts = await _prompts(server, body)
+    params = sampling_params(body, server.defaults, **_params(body))
+    answer = _Answer(server, body, prompts)
+    generation = await server.submit(
+        request,
+        answer.id,
+        [token_ids for _, token_ids in prompts],
+        params,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+    if body.stream:
+        return await answer_stream(server, request, generation, answer.chunks(generation))
+    return await answer_once(server, request, generation, lambda outputs: answer.whole(generation, outputs))
+
+
+async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str | None, list[int]]]:
+    """Text (None for token ids) and token ids of each prompt. Raises RequestError."""
+    given: Any = body.prompt
+    if given is None:
+        raise RequestError("prompt is missing", code="empty_prompt")
+    if isinstance(given, str) or (given and all(type(item) is int for item in given)):
+        given = [given]
+    if not given:
+        raise RequestError("the prompt is empty: there is no token to start from", code="empty_prompt")
+    if len(given) > _MAX_PROMPTS:
+        raise RequestError(
+            f"{len(given)} prompts in one request; {_MAX_PROMPTS} are allowed", code="too_many_prompts"
+        )
+    found: list[tuple[str | None, list[int]]] = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            special = body.add_special_tokens is not False
+            found.append((prompt, await server.prompts.encode(prompt, add_special_tokens=special)))
+        elif isinstance(prompt, list) and all(type(item) is int for item in prompt):
+            found.append((None, prompt))
+        else:
+            raise RequestError(
+                "prompt must be a text, a list of texts, a list of token ids or a list of such lists",
+                code="invalid_prompt",
+            )
+    return found
+
+
+def _params(body: CompletionRequest) -> dict[str, Any]:
+    fixed: dict[str, Any] = {"max_tokens": body.max_tokens, "structured_output": structured_output(body)}
+    if body.logprobs is not None:
+        fixed["logprobs"] = body.logprobs
+        if body.echo:
+            fixed["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
+    return fixed
+
+
+class _Answer:
+    """Makes the answers of one request, whole or in chunks."""
+
+    def __init__(
+        self, server: "Server", body: CompletionRequest, prompts: list[tuple[str | None, list[int]]]
+    ) -> None:
+        self.id = new_id("cmpl")
+        self._created = now()
+        self._model = body.model or server.model_name
+        self._body = body
+        self._server = server
+        self._prompts = prompts
+        self._n = body.n or 1
+        self._logprobs: dict[int, LegacyLogprobs] = {}
+        self._has_begun: set[int] = set()
+
+    def whole(self, generation: Generation, outputs: list[Output]) -> CompletionResponse:
+        """The response that is no stream."""
+        return CompletionResponse(
+            id=self.id,
+            created=self._created,
+            model=self._model,
+            choices=[self._choice(index, output) for index, output in enumerate(outputs)],
+            usage=usage(generation),
+            timings=timings(generation),
+        )
+
+    async def chunks(self, generation: Generation) -> AsyncIterator[CompletionResponse]:
+        """The events of a stream."""
+        while changes := await generation.changes():
+            for index, output in changes:
+                check_output(output)
+                choice = self._choice(index, output)
+                if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
+                    yield self._chunk(choice)
+        if wants_usage(self._body):
+            last = self._chunk()
+            last.usage, last.timings = usage(generation), timings(generation)
+            yield last
+
+    def _choice(self, index: int, output: Output) -> CompletionChoice:
+        """What is new of a completion; the first time with the prompt, if it is to be echoed."""
+        body = self._body
+        text, token_ids = self._prompts[index // self._n]
+        logprobs: CompletionLogprobs | None = None
+        is_first = index not in self._has_begun
+        self._has_begun.add(index)
+        echoed = ""
+        if is_first and body.echo:
+            echoed = self._prompt_text(text, token_ids)
+            if body.logprobs is not None:
+                logprobs = self._push(index, output.prompt_logprobs or [None] * len(token_ids), token_ids)
+        if output.logprobs is not None:
+            logprobs = extend(logprobs, self._push(index, output.logprobs, output.token_ids))
+        wants_prompt = is_first and body.prompt_logprobs is not None and output.prompt_logprobs is not None
+        return CompletionChoice(
+            index=index,
+            text=echoed + output.text,
+            logprobs=logprobs,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs or []) if wants_prompt else None,
+            token_ids=output.token_ids if body.return_token_ids else None,
+        )
+
+    def _push(
+        self, index: int, positions: "Sequence[TokenEntries | None]", token_ids: Sequence[int]
+    ) -> CompletionLogprobs:
+        prompts = self._server.prompts
+        tokenizer = prompts.tokenizer if prompts.has_tokenizer else None
+        if index not in self._logprobs:
+            offset = 0
+            if not self._body.echo:
+                text, prompt_ids = self._prompts[index // self._n]
+                offset = len(self._prompt_text(text, prompt_ids))
+            is_skipped = self._body.skip_special_tokens is not False and tokenizer is not None
+            skipped = tokenizer.special_ids if tokenizer is not None and is_skipped else frozenset()
+            self._logprobs[index] = LegacyLogprobs(offset, skipped)
+        texts = [tokenizer.token_text(token) if tokenizer is not None else "" for token in token_ids]
+        return self._logprobs[index].push(positions, token_ids, texts)
+
+    def _prompt_text(self, text: str | None, token_ids: list[int]) -> str:
+        if text is not None:
+            return text
+        prompts = self._server.prompts
+        if not prompts.has_tokenizer:
+            return ""
+        return prompts.tokenizer.decode(token_ids, skip_special_tokens=self._body.skip_special_tokens is not False)
+
+    def _chunk(self, *choices: CompletionChoice) -> CompletionResponse:
+        return CompletionResponse(
+            id=self.id,
+            created=self._created,
+            model=self._model,
+            choices=list(choices),
+            usage=None if wants_usage(self._body) else msgspec.UNSET,
+        )

@@ -1,0 +1,105 @@
+"""What chat and legacy completions have in common: usage, streams, errors in their midst."""
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..api_errors import ApiError, ClientGone
+from ..frames import Output
+from ..generation import Generation
+from ..http import DONE, EventStream, JsonResponse, watched
+from ..protocol.common import GenerationFields, PromptTokensDetails, Usage
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+_encode = msgspec.json.Encoder().encode
+
+
+def event(value: Any) -> bytes:
+    """A value as an event of a stream."""
+    return b"data: " + _encode(value) + b"\n\n"
+
+
+def usage(generation: Generation) -> Usage:
+    """Tokens so far."""
+    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=output,
+        total_tokens=prompt + output,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=generation.num_cached_tokens),
+    )
+
+
+def wants_usage(request: GenerationFields) -> bool:
+    """True if the stream ends with a chunk of usage."""
+    return bool(request.stream_options and request.stream_options.include_usage)
+
+
+def check_output(output: Output) -> None:
+    """Raise ApiError for a completion that failed in the engine."""
+    if output.finish_reason == "error":
+        status, code = (400, output.code) if output.code else (500, "engine_error")
+        raise ApiError(status, output.error or "the engine failed", code=code)
+
+
+async def collected(generation: Generation) -> list[Output]:
+    """All outputs, whole, by index. Raises ApiError or ClientGone."""
+    found: dict[int, Output] = {}
+    while changes := await generation.changes():
+        for index, output in changes:
+            check_output(output)
+            if index in found:
+                _append(found[index], output)
+            else:
+                found[index] = output
+    return [found[index] for index in sorted(found)]
+
+
+async def answer_once(server: "Server", request: Request, generation: Generation, make: Any) -> Response:
+    """One response, of `make(outputs)`; the request is dropped if the client leaves."""
+    async with watched(request, lambda: server.engine.cancel(generation, ClientGone())):
+        outputs = await collected(generation)
+    return JsonResponse(make(outputs), headers={"x-request-id": generation.id})
+
+
+async def answer_stream(
+    server: "Server", request: Request, generation: Generation, chunks: AsyncIterator[Any]
+) -> Response:
+    """A stream of chunks. Raises ApiError for a request that the engine refuses, before the first header."""
+
+    def gone() -> None:
+        server.engine.cancel(generation, ClientGone())
+
+    async with watched(request, gone):
+        await generation.wait_accepted()
+    config = server.config.server
+    return EventStream(
+        _events(server, generation, chunks),
+        on_gone=gone,
+        ping_interval_s=config.ping_interval_s,
+        send_timeout_s=config.send_timeout_s,
+        headers={"x-request-id": generation.id},
+    )
+
+
+async def _events(server: "Server", generation: Generation, chunks: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in chunks:
+            yield event(chunk)
+        yield DONE
+    except ApiError as error:
+        server.engine.cancel(generation, error)  # the other completions, if one of them failed
+        yield b"data: " + error.body() + b"\n\n"
+    except ClientGone:
+        return
+
+
+def _append(first: Output, second: Output) -> None:
+    from ..frames import merge
+
+    merge(first, second)

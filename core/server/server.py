@@ -1,0 +1,208 @@
+"""What all routes share: the model that is served, the engine, who may ask, and what is counted and logged."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from ..config import EngineConfig
+from ..engine.build import describe_model, load_grammars, load_model_tokenizer
+from ..engine.engine import EngineLimits, check_prompt
+from ..errors import RequestError
+from ..plugin_loader import load_plugins
+from ..sampling.params import SamplingParams
+from ..sampling.validate import validate_params
+from ..structured.compiler import GrammarCache
+from .admission import Admission
+from .api_errors import ApiError
+from .auth import read_keys
+from .engine_client import EngineClient
+from .frames import Ready, params_from_wire, params_to_wire
+from .generation import Completion, Generation
+from .metrics import Metrics
+from .prompts import Prompts
+from .request_log import log_finished
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Owns the front's state. `load` must have ended before a route that needs the model is served."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises ConfigError for keys that cannot be read."""
+        self.config = config
+        self.keys = read_keys(config.server)
+        self.metrics = Metrics()
+        self.admission = Admission(
+            config.server, num_keys=len(self.keys), by_priority=config.scheduler.policy == "priority"
+        )
+        self.engine = EngineClient(config, self.admission, self.metrics, self._on_done)
+        self.started_s = time.time()
+        self.is_draining = False
+        self.is_loaded = False
+        self.prompts = Prompts(None, "", "")
+        self.defaults = SamplingParams()
+        self.names: tuple[str, ...] = ()
+        self.limits = EngineLimits(vocab_size=0, max_model_len=0)
+        self._processors: dict[str, Callable[..., Any]] = {}
+        self._grammars: GrammarCache | None = None
+
+    async def load(self) -> Ready:
+        """Start the engine and read what the front needs of the model. Raises HeadraceError."""
+        info = await self.engine.start()
+        await asyncio.get_running_loop().run_in_executor(None, self._read_model, info)
+        self.is_loaded = True
+        return info
+
+    async def close(self) -> None:
+        """End the engine; open requests fail."""
+        await self.engine.stop()
+        self.prompts.close()
+
+    # ---- state ------------------------------------------------------------------------------------------------
+    @property
+    def model_name(self) -> str:
+        """The first name of the model, which responses carry."""
+        return self.names[0] if self.names else ""
+
+    def why_not_ready(self) -> str:
+        """Why requests cannot be answered now; "" if they can."""
+        if self.is_draining:
+            return "shutting down"
+        if not self.is_loaded:
+            return "loading model"
+        return self.why_not_alive() or ("" if self.engine.state == "ready" else "restarting the engine")
+
+    def why_not_alive(self) -> str:
+        """Why the process should be replaced; "" if it works or is on its way."""
+        if self.engine.state == "failed":
+            return "the engine cannot be restarted"
+        stalled_s = self.engine.stalled_s()
+        if stalled_s > self.config.server.stall_timeout_s:
+            return f"the engine is stalled: no step for {stalled_s:.0f} s"
+        return ""
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError 404 for a model that is not served, 503 while none is."""
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "30"})
+        if not self.is_loaded:
+            raise ApiError(503, "the model is being loaded", code="loading_model", headers={"Retry-After": "5"})
+        if name and name not in self.names:
+            message = f"no model {name!r}; this server has {', '.join(self.names)}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    # ---- requests ---------------------------------------------------------------------------------------------
+    async def submit(
+        self,
+        request: Request,
+        generation_id: str,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Generation:
+        """Check and queue params.n completions of each prompt.
+
+        Completion i of prompt p has index p * n + i. Raises RequestError or ApiError before anything was sent.
+        """
+        server = self.config.server
+        await self._validate(prompts, params)
+        generation = Generation(generation_id, key=request.state.user, on_done=self.engine.generation_done)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        for number, prompt in enumerate(prompts):
+            for i in range(params.n):
+                # A seed of its own for each, from here on: a crash changes nothing of what is sampled.
+                own = replace(params, n=1, seed=(seed + i) % 2**64 if not params.is_greedy else params.seed)
+                generation.completions.append(
+                    Completion(
+                        generation=generation,
+                        index=number * params.n + i,
+                        prompt_token_ids=prompt,
+                        sampling_params=params_to_wire(own),
+                        priority=priority,
+                        cache_salt=cache_salt,
+                    )
+                )
+        self.metrics.max_tokens.observe(params.max_tokens if params.max_tokens is not None else 0)
+        self.engine.submit(generation)
+        timeout = asyncio.get_running_loop().call_later(
+            server.request_timeout_s, generation.fail, _timed_out(server.request_timeout_s)
+        )
+        generation.on_end(timeout.cancel)
+        return generation
+
+    async def _validate(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+        for prompt in prompts:
+            check_prompt(prompt, params, self.limits)
+        if not self.prompts.has_tokenizer and (params.stop or params.bad_words):
+            raise RequestError("stop strings and bad words need a tokenizer, and skip_tokenizer_init is set")
+
+        def check() -> None:
+            validate_params(
+                params,
+                vocab_size=self.limits.vocab_size,
+                processors=self._processors,
+                max_model_len=self.limits.max_model_len,
+                grammars=self._grammars,
+            )
+
+        # A grammar may take long to compile.
+        await self.prompts.run(check, is_short=params.structured_output is None)
+
+    def gauges(self) -> dict[str, float]:
+        """Figures of this moment, by the names that /metrics has them under."""
+        stats = self.engine.stats
+        usage = 1 - stats.num_free_blocks / stats.num_blocks if stats.num_blocks else 0.0
+        return {
+            "vllm:num_requests_running": stats.num_running,
+            "vllm:num_requests_waiting": stats.num_waiting + self.admission.num_queued,
+            "vllm:kv_cache_usage_perc": usage,
+            "vllm:gpu_cache_usage_perc": usage,
+            "headrace_kv_blocks": stats.num_blocks,
+            "headrace_kv_blocks_free": stats.num_free_blocks,
+            "headrace_unfinished_requests": self.engine.num_unfinished,
+            "headrace_queued_tokens": self.admission.num_waiting_tokens,
+            "headrace_engine_ready": float(not self.why_not_ready()),
+        }
+
+    def counters(self) -> dict[str, float]:
+        """Counters that the engine keeps; they begin again with it."""
+        stats = self.engine.stats
+        return {
+            "vllm:num_preemptions": stats.num_preemptions,
+            "vllm:prefix_cache_queries": self.metrics.prompt_tokens,
+            "vllm:prefix_cache_hits": stats.num_hit_tokens,
+        }
+
+    def _on_done(self, generation: Generation) -> None:
+        log_finished(generation, self.metrics)
+
+    def _read_model(self, info: Ready) -> None:
+        def report(line: str) -> None:
+            logger.debug("%s", line)
+
+        config = self.config
+        model = describe_model(config, report)
+        tokenizer = load_model_tokenizer(config, model, report)
+        if model.gguf is not None:
+            model.gguf.close()
+        self.defaults = params_from_wire(info.sampling_params)
+        self.limits = EngineLimits(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
+        self.prompts = Prompts(tokenizer, config.model.chat_template, info.model)
+        # Only the engine can try these; it does before the first header of the answer is sent.
+        self._processors = dict.fromkeys(info.logits_processors, lambda params, prompt: None)
+        self._grammars = load_grammars(load_plugins(), tokenizer, info.vocab_size, info.eos_token_ids)
+        names = [name.strip() for name in config.server.served_model_name.split(",") if name.strip()]
+        self.names = tuple(names) or (info.model,)
+
+
+def _timed_out(timeout_s: int) -> ApiError:
+    return ApiError(504, f"the request took longer than {timeout_s} s (request_timeout_s)", code="request_timeout")

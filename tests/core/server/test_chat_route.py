@@ -1,0 +1,138 @@
+"""/v1/chat/completions through OpenAI's client, against the Python API; the events of a stream, byte by byte."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from headrace import LLM, SamplingParams
+from live_server import LiveServer
+
+MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, world"}]
+
+
+def events(text: str) -> list[Any]:
+    """The events of a stream; [DONE] as it is."""
+    found = []
+    for part in text.split("\n\n")[:-1]:
+        assert part.startswith("data: "), part
+        data = part.removeprefix("data: ")
+        found.append(data if data == "[DONE]" else json.loads(data))
+    return found
+
+
+def test_an_answer(client: openai.OpenAI, llm: LLM) -> None:
+    result = client.chat.completions.create(model="tiny", messages=MESSAGES, max_completion_tokens=20, temperature=0)
+    wanted = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=20))[0]
+    choice = result.choices[0]
+    assert choice.message.content == wanted.outputs[0].text
+    assert (choice.message.role, choice.finish_reason) == ("assistant", wanted.outputs[0].finish_reason)
+    assert result.usage is not None
+    assert result.usage.prompt_tokens == len(wanted.prompt_token_ids)
+    assert result.usage.completion_tokens == len(wanted.outputs[0].token_ids)
+    assert result.object == "chat.completion" and result.id.startswith("chatcmpl-")
+    timings = result.to_dict()["timings"]
+    assert isinstance(timings, dict) and 0 <= timings["queue_s"] <= timings["ttft_s"] <= timings["e2e_s"]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_events_of_a_stream(server: LiveServer, n: int) -> None:
+    body = dict(messages=MESSAGES, max_tokens=25, n=n, temperature=1, seed=3, ignore_eos=True)
+    whole = server.post("/v1/chat/completions", body).json()
+    response = server.post(
+        "/v1/chat/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
+    )
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    found = events(response.text)
+    assert found[-1] == "[DONE]" and "[DONE]" not in found[:-1]
+    last = found[-2]
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    assert [chunk["usage"] for chunk in found[:-2]] == [None] * (len(found) - 2)
+    assert {chunk["id"] for chunk in found[:-1]} == {last["id"]}
+    assert {chunk["object"] for chunk in found[:-1]} == {"chat.completion.chunk"}
+    for index in range(n):
+        mine = [chunk["choices"][0] for chunk in found[:-2] if chunk["choices"][0]["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert all("role" not in choice["delta"] for choice in mine[1:])
+        text = "".join(choice["delta"].get("content", "") for choice in mine)
+        assert text == whole["choices"][index]["message"]["content"]
+        assert [choice["finish_reason"] for choice in mine] == [None] * (len(mine) - 1) + ["length"]
+        assert mine[-1]["delta"] == {}
+
+
+def test_logprobs_with_bytes(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = dict(
+        model="tiny", messages=MESSAGES, max_tokens=30, temperature=0, logprobs=True, top_logprobs=2
+    )
+    whole = client.chat.completions.create(**options)
+    assert whole.choices[0].logprobs is not None
+    content = whole.choices[0].logprobs.content
+    assert content is not None and whole.usage is not None and len(content) == whole.usage.completion_tokens
+    raw = b"".join(bytes(entry.bytes or ()) for entry in content if not entry.token.startswith("<|"))
+    assert raw.decode(errors="replace") == whole.choices[0].message.content
+    for entry in content:
+        assert entry.token in [top.token for top in entry.top_logprobs]
+        assert bytes(entry.bytes or ()).decode(errors="replace") == entry.token
+    streamed: list[Any] = []
+    for chunk in client.chat.completions.create(stream=True, **options):
+        if chunk.choices[0].logprobs is not None:
+            streamed += chunk.choices[0].logprobs.content or []
+    assert streamed == content
+
+
+def test_no_logprobs_without_asking(server: LiveServer) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 2}
+    assert server.post("/v1/chat/completions", body).json()["choices"][0]["logprobs"] is None
+    refused = server.post("/v1/chat/completions", {**body, "top_logprobs": 2})
+    assert refused.status_code == 400
+
+
+def test_no_half_character_in_a_delta(client: openai.OpenAI, llm: LLM) -> None:
+    """Bytes of a character come in several tokens; a delta has it whole, or U+FFFD where the whole text has it."""
+    options: dict[str, Any] = dict(model="tiny", messages=MESSAGES, max_tokens=400, temperature=0.5, seed=9)
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    deltas = [
+        chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(stream=True, **options)
+    ]
+    assert "".join(deltas) == whole
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"messages": []}, "invalid_messages"),
+        ({"messages": [{"content": "x"}]}, "invalid_messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "invalid_messages"),
+        ({}, "invalid_request"),
+        ({"messages": MESSAGES, "functions": [{}]}, "unsupported_parameter"),
+        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "invalid_response_format"),
+        ({"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True}, "invalid_request"),
+    ],
+)
+def test_errors(server: LiveServer, body: dict[str, Any], code: str) -> None:
+    for stream in (False, True):
+        response = server.post("/v1/chat/completions", {**body, "stream": stream})
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["code"] == code
+
+
+def test_errors_are_the_clients_own_classes(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as not_found:
+        client.chat.completions.create(model="nope", messages=MESSAGES)
+    assert not_found.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
+    assert bad.value.type == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError) as other:
+        client.embeddings.create(model="tiny", input="x")
+    assert other.value.code == "unsupported_by_model"
+
+
+def test_the_last_message_can_be_continued(server: LiveServer, llm: LLM) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "The quick"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "max_tokens": 9}
+    found = server.post("/v1/chat/completions", {**body, "temperature": 0}).json()
+    params = SamplingParams(temperature=0, max_tokens=9)
+    wanted = llm.chat(messages, params, continue_final_message=True)[0].outputs[0].text
+    assert found["choices"][0]["message"]["content"] == wanted

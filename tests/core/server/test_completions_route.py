@@ -1,0 +1,198 @@
+"""/v1/completions through OpenAI's client and as evaluation harnesses call it, against the Python API."""
+
+import json
+import math
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from headrace import LLM, SamplingParams
+from live_server import LiveServer
+
+PROMPT = "The quick brown fox"
+
+
+def expected(llm: LLM, prompt: Any, **params: Any) -> Any:
+    """What the Python API gives."""
+    return llm.generate(prompt, SamplingParams(**{"temperature": 0.0, **params}))[0]
+
+
+def test_text_usage_and_finish_reason(client: openai.OpenAI, llm: LLM) -> None:
+    result = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=30, temperature=0)
+    wanted = expected(llm, PROMPT, max_tokens=30)
+    assert result.choices[0].text == wanted.outputs[0].text
+    assert result.choices[0].finish_reason == wanted.outputs[0].finish_reason
+    assert result.usage is not None
+    assert result.usage.prompt_tokens == len(wanted.prompt_token_ids)
+    assert result.usage.completion_tokens == len(wanted.outputs[0].token_ids)
+    assert result.usage.total_tokens == result.usage.prompt_tokens + result.usage.completion_tokens
+    assert result.id.startswith("cmpl-") and result.object == "text_completion" and result.model == "tiny"
+
+
+def test_sixteen_tokens_unless_told_otherwise(client: openai.OpenAI) -> None:
+    result = client.completions.create(model="tiny", prompt=PROMPT, extra_body={"ignore_eos": True})
+    assert result.usage is not None and result.usage.completion_tokens == 16
+
+
+@pytest.mark.parametrize("stop", [None, "a", ["\u00e9", "th", "zzz"]])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_is_the_whole(client: openai.OpenAI, stop: Any, n: int) -> None:
+    options: dict[str, Any] = dict(
+        model="tiny", prompt=PROMPT, max_tokens=60, temperature=0.9, seed=5, stop=stop, n=n, logprobs=2
+    )
+    whole = client.completions.create(**options)
+    chunks = list(client.completions.create(stream=True, stream_options={"include_usage": True}, **options))
+    texts = [""] * n
+    reasons: list[list[str]] = [[] for _ in range(n)]
+    tokens: list[list[str]] = [[] for _ in range(n)]
+    for chunk in chunks[:-1]:
+        assert chunk.usage is None
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.text
+        tokens[choice.index] += (choice.logprobs and choice.logprobs.tokens) or []
+        if choice.finish_reason is not None:
+            reasons[choice.index].append(choice.finish_reason)
+    assert texts == [choice.text for choice in whole.choices]
+    assert tokens == [choice.logprobs and choice.logprobs.tokens for choice in whole.choices]
+    assert reasons == [[choice.finish_reason] for choice in whole.choices]
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    if n > 1:
+        assert len(set(texts)) == n
+
+
+def test_no_usage_in_a_stream_unless_asked_for(server: LiveServer) -> None:
+    text = server.post("/v1/completions", {"prompt": PROMPT, "stream": True, "max_tokens": 3}).text
+    events = [event for event in text.split("\n\n") if event]
+    assert events[-1] == "data: [DONE]"
+    assert all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-1])
+
+
+def test_batches_of_text_and_of_token_ids(client: openai.OpenAI, llm: LLM) -> None:
+    prompts = [PROMPT, "A headrace", "def main"]
+    ids = [llm.tokenizer.encode(prompt) for prompt in prompts]
+    wanted = [expected(llm, prompt, max_tokens=8).outputs[0].text for prompt in prompts]
+    for batch in (prompts, ids):
+        result = client.completions.create(model="tiny", prompt=batch, max_tokens=8, temperature=0, n=2)
+        assert [choice.index for choice in result.choices] == list(range(6))
+        assert [choice.text for choice in result.choices] == [text for text in wanted for _ in range(2)]
+        assert result.usage is not None and result.usage.prompt_tokens == sum(map(len, ids))
+    single = client.completions.create(model="tiny", prompt=ids[0], max_tokens=8, temperature=0)
+    assert single.choices[0].text == wanted[0]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_harness_contract(server: LiveServer, llm: LLM, max_tokens: int) -> None:
+    """lm-eval's local-completions: token ids, echo, logprobs=1, batches; it reads choices as this test does."""
+    contexts = ["The quick brown", "It's 12345"]
+    wholes = ["The quick brown fox jumps", "It's 12345 degrees"]
+    inputs = [llm.tokenizer.encode(whole) for whole in wholes]
+    lengths = [len(llm.tokenizer.encode(context)) for context in contexts]
+    body = dict(model="tiny", prompt=inputs, max_tokens=max_tokens, logprobs=1, echo=True, temperature=0, seed=1234)
+    out = server.post("/v1/completions", body).json()
+    for choice, length, ids, whole in zip(
+        sorted(out["choices"], key=lambda c: c["index"]), lengths, inputs, wholes, strict=True
+    ):
+        found = choice["logprobs"]
+        assert len(found["tokens"]) == len(ids) + max_tokens
+        assert "".join(found["tokens"][: len(ids)]) == whole
+        assert choice["text"].startswith(whole)
+        assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+        end = len(ids)
+        scores = found["token_logprobs"][length:end]
+        assert len(scores) == len(ids) - length and sum(scores) == pytest.approx(
+            -math.log(llm.tokenizer.vocab_size) * len(scores)
+        )
+        for token, top in zip(found["tokens"][length:end], found["top_logprobs"][length:end], strict=True):
+            assert token in top and max(top.values()) >= top[token]
+        offsets = found["text_offset"]
+        assert [whole[a:b] for a, b in zip(offsets, offsets[1:end], strict=False)] == found["tokens"][: end - 1]
+    assert out["usage"]["completion_tokens"] == 2 * max_tokens
+
+
+def test_offsets_count_from_the_start_of_the_prompt(server: LiveServer) -> None:
+    body = dict(prompt=PROMPT, max_tokens=30, logprobs=0, temperature=0, ignore_eos=True, skip_special_tokens=False)
+    with_echo = server.post("/v1/completions", {**body, "echo": True}).json()["choices"][0]
+    without = server.post("/v1/completions", body).json()["choices"][0]
+    assert with_echo["text"] == PROMPT + without["text"]
+    assert with_echo["logprobs"]["text_offset"][-30:] == without["logprobs"]["text_offset"]
+    assert without["logprobs"]["text_offset"][0] == len(PROMPT)
+    text, found = with_echo["text"], without["logprobs"]
+    for offset, token in zip(found["text_offset"], found["tokens"], strict=True):
+        if "\ufffd" not in token:
+            assert text[offset:].startswith(token)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({"prompt": ""}, 400, "empty_prompt", None),
+        ({"prompt": []}, 400, "empty_prompt", None),
+        ({}, 400, "empty_prompt", None),
+        ({"prompt": [5, 100_000]}, 400, "invalid_request", None),
+        ({"prompt": {"a": 1}}, 400, "invalid_request", "prompt"),
+        ({"prompt": [[1, "a"]]}, 400, "invalid_prompt", None),
+        ({"prompt": "x", "max_tokens": -1}, 400, "invalid_sampling_params", None),
+        ({"prompt": "x", "temperature": -1}, 400, "invalid_sampling_params", None),
+        ({"prompt": "x", "n": 0}, 400, "invalid_sampling_params", None),
+        ({"prompt": "x", "temperature": "hot"}, 400, "invalid_request", "temperature"),
+        ({"prompt": "x", "logprobs": 1000}, 400, "invalid_sampling_params", None),
+        ({"prompt": "x", "suffix": "y"}, 400, "unsupported_parameter", None),
+        ({"prompt": "x", "logits_processors": ["nope"]}, 400, "unknown_logits_processor", None),
+        ({"prompt": "x", "model": "gpt-4"}, 404, "model_not_found", "model"),
+        ({"prompt": "x", "logit_bias": {"nan": 1}}, 400, "invalid_sampling_params", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors(
+    server: LiveServer, body: dict[str, Any], status: int, code: str, param: str | None, stream: bool
+) -> None:
+    response = server.post("/v1/completions", {**body, "stream": stream})
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(response.json()) == {"error"} and set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param), error
+    assert response.headers["content-type"] == "application/json"
+
+
+def test_a_prompt_that_is_too_long_names_both_numbers(server: LiveServer) -> None:
+    response = server.post("/v1/completions", {"prompt": [5] * 4096, "stream": True})
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["code"] == "context_length_exceeded"
+    assert "4096" in error["message"] and "has 4096 tokens" in error["message"]
+
+
+def test_output_ends_with_the_context(server: LiveServer) -> None:
+    body = {"prompt": [5] * 4090, "max_tokens": 100, "ignore_eos": True}
+    out = server.post("/v1/completions", body).json()
+    assert out["usage"]["completion_tokens"] == 6 and out["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": "\xff"}', b'{"prompt": ' + b"[" * 5000, b"null"])
+def test_bodies_that_are_no_request(server: LiveServer, body: bytes) -> None:
+    response = httpx.post(f"{server.url}/v1/completions", content=body)
+    assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_unknown_fields_and_nulls_are_taken(server: LiveServer) -> None:
+    body = {"prompt": "x", "max_tokens": 2, "stop": None, "logit_bias": None, "user": "me", "frobnicate": 1}
+    assert server.post("/v1/completions", body).status_code == 200
+
+
+def test_logprobs_are_sorted_and_hold_the_chosen_token(server: LiveServer) -> None:
+    found = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 5, "logprobs": 3}).json()
+    top = found["choices"][0]["logprobs"]["top_logprobs"]
+    assert len(top) == 5
+    for token, each in zip(found["choices"][0]["logprobs"]["tokens"], top, strict=True):
+        assert token in each
+        assert list(each.values()) == sorted(each.values(), reverse=True)
+
+
+def test_seeds_make_a_request_repeatable(client: openai.OpenAI) -> None:
+    def texts(seed: int | None) -> str:
+        result = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=20, temperature=1, seed=seed)
+        return result.choices[0].text
+
+    assert texts(1) == texts(1) != texts(2)
+    assert texts(None) != texts(None)
