@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .config import DTYPES, EngineConfig
-from .engine.build import Model, describe_model
+from .engine.build import Model, describe_model, model_bytes
 from .engine.resolve import (
     resolve_block_size,
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
     resolve_length,
-    weight_bytes,
 )
 from .errors import CapacityError
 from .hub import LocalModel, resolve_config
@@ -114,7 +113,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
     length = resolve_length(config, spec)
     groups = kv_groups(spec, length)
     kv = _kv_plan(config, model, target, dtype.value, groups, length)
-    weights = weight_bytes(spec, dtype.value)
+    weights = model_bytes(model, config, dtype.value, target.caps)
     num_blocks: Sequence[int] = [0] * len(groups)
     kv_bytes, concurrency, problem = 0, 0.0, ""
     remedies: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from ..models.gguf_config import config_from_gguf, gguf_names
 from ..models.registry import find_family, read_spec
 from ..models.rope import rope_variants
 from ..models.spec import ModelSpec
-from ..platform import Device, Gap, RunnerConfig, Status
+from ..platform import Caps, Device, Gap, RunnerConfig, Status
 from ..plugin_loader import Plugins, load_plugins
 from ..progress import Report
 from ..runner.runner import build_model_runner
@@ -48,6 +48,7 @@ from .resolve import (
     resolve_dtype,
     resolve_gaps,
     resolve_length,
+    stored_bytes,
     weight_bytes,
 )
 
@@ -112,6 +113,13 @@ def describe_model(config: EngineConfig, report: Report) -> Model:
     )
 
 
+def model_bytes(model: Model, config: EngineConfig, dtype: str, caps: Caps) -> int:
+    """Bytes of a model's weights on a device, which keeps the GGUF blocks of its schemes if dtype is auto."""
+    if model.gguf is None or config.model.dtype != "auto" or not caps.schemes:
+        return weight_bytes(model.spec, dtype)
+    return stored_bytes((model.gguf.info(name) for name in model.gguf.names()), dtype, caps)
+
+
 def load_model_tokenizer(config: EngineConfig, model: Model, report: Report) -> Tokenizer | None:
     """The model's tokenizer, checked against its vocabulary; None with skip_tokenizer_init."""
     if config.model.skip_tokenizer_init:
@@ -160,7 +168,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         )
         runner = device.runner(runner_config)
         cleanup.callback(runner.close)
-        needed = weight_bytes(model.spec, dtype.value)
+        needed = model_bytes(model, config, dtype.value, device.caps)
         memory = device.memory()
         if needed > memory.free_bytes:
             raise CapacityError(

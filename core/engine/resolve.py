@@ -1,6 +1,7 @@
 """Decisions that are made once, at start, each with its reason: dtype, length, KV memory."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..config import EngineConfig
@@ -12,7 +13,7 @@ from ..models.needs import model_needs
 from ..models.spec import ModelSpec
 from ..platform import Caps, Device, Gap, KVPlan, Memory
 from ..units import format_bytes, parse_bytes
-from ..weights.source import DTYPE_BYTES
+from ..weights.source import DTYPE_BYTES, TensorInfo
 
 SHARED_MEMORY_SHARE = 0.25
 OWN_MEMORY_SHARE = 0.92
@@ -38,9 +39,8 @@ def resolve_dtype(wanted: str, spec: ModelSpec, caps: Caps, *, blocked: bool) ->
             )
         return Choice(name="dtype", value=wanted, reason="asked for")
     if blocked:
-        return Choice(
-            name="dtype", value=caps.dtypes[0], reason="what the device is best at; the weights are GGUF blocks"
-        )
+        fate = "stay as they are where the device can" if caps.schemes else "are dequantized"
+        return Choice(name="dtype", value=caps.dtypes[0], reason=f"what the device is best at; GGUF blocks {fate}")
     if spec.dtype in caps.dtypes:
         return Choice(name="dtype", value=spec.dtype, reason="the checkpoint's own")
     return Choice(
@@ -64,6 +64,14 @@ def weight_bytes(spec: ModelSpec, dtype: str) -> int:
     return sum(
         param.num_elements * (DTYPE_BYTES[dtype] if param.kind in ("linear", "embedding", "stacked") else 4)
         for param in declare_params(spec)
+    )
+
+
+def stored_bytes(tensors: Iterable[TensorInfo], dtype: str, caps: Caps) -> int:
+    """Bytes of the tensors of a GGUF file on a device that keeps the block types of its schemes."""
+    return sum(
+        tensor.num_bytes if tensor.dtype in caps.schemes else math.prod(tensor.shape) * DTYPE_BYTES[dtype]
+        for tensor in tensors
     )
 
 
@@ -116,8 +124,8 @@ def resolve_capacity(
         reason = "asked for"
         if available > free:
             raise CapacityError(
-                f"{name} does not fit: weights {format_bytes(needed_bytes)} + KV {format_bytes(available)} (asked for); "
-                f"{format_bytes(memory.free_bytes)} free",
+                f"{name} does not fit: weights {format_bytes(needed_bytes)} + KV {format_bytes(available)} "
+                f"(asked for); {format_bytes(memory.free_bytes)} free",
                 remedies=["--kv-memory auto"],
             )
 

@@ -26,16 +26,21 @@ _BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def detect() -> Probe:
-    """The processor, usable if torch is installed (which the definitions of the ops run on)."""
+    """The processor, usable if our kernels were built or torch is installed (which the definitions run on)."""
     info = cpu_info()
-    if find_spec("torch") is None:
+    if not has_native_kernels() and find_spec("torch") is None:
         return Probe(
             status=Status.MISSING,
-            reason="the package torch is not installed",
+            reason="the native kernels were not built, and the package torch is not installed",
             fix="pip install 'headrace[torch]'",
             devices=(info,),
         )
     return Probe(status=Status.OK, devices=(info,))
+
+
+def has_native_kernels() -> bool:
+    """True if the compiled module is there."""
+    return find_spec("headrace.kernels.cpu._ops") is not None
 
 
 def cpu_info(root: Path = Path("/"), *, id: str = "cpu") -> DeviceInfo:

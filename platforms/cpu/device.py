@@ -1,27 +1,63 @@
-"""The opened processor: threads, dtypes and memory for the stock torch runner."""
+"""The opened processor: native kernels if this build has them, else torch; threads, dtypes and memory."""
 
+import logging
 from collections.abc import Mapping, Sequence
-
-import torch
+from importlib.util import find_spec
 
 from headrace.core.config import EngineConfig
-from headrace.core.errors import DeviceUnavailable
+from headrace.core.errors import DeviceUnavailable, Unsupported
 from headrace.core.models.needs import FEATURES
-from headrace.core.platform import Caps, Device, DeviceInfo, Memory, Platform
-from headrace.core.runner.torch import TorchDevice
+from headrace.core.platform import Caps, Device, DeviceInfo, Memory, Platform, Runner, RunnerConfig
 from headrace.core.units import format_bytes
 
-from .detect import cpu_info, has_native_bfloat16, usable_threads
+from .detect import cpu_info, has_native_bfloat16, has_native_kernels, usable_threads
 from .memory import host_memory, memory_limit
 
+logger = logging.getLogger(__name__)
 
-class HostDevice(TorchDevice):
-    """The processor under torch. All ops have their definitions there, so it lacks nothing that a model needs."""
+
+class NativeDevice(Device):
+    """The processor under our own kernels. A model that they cannot run goes to torch, if that is installed."""
 
     def __init__(self, *, info: DeviceInfo, dtypes: tuple[str, ...], threads: int) -> None:
-        caps = Caps(dtypes=dtypes, shared_memory=True, features=frozenset(FEATURES))
-        super().__init__(info=info, caps=caps, torch_device="cpu")
+        from headrace.kernels.cpu import _ops
+
+        from .native.weights import BLOCK_FORMATS
+
+        self.info = info
         self.threads = threads
+        try:
+            self.isa = _ops.isa()
+        except (ValueError, RuntimeError) as error:
+            raise DeviceUnavailable(str(error), remedies=["unset HEADRACE_CPU_ISA"]) from error
+        _ops.set_num_threads(threads)
+        self.caps = Caps(
+            array="opaque",
+            dtypes=dtypes,
+            schemes=BLOCK_FORMATS,
+            shared_memory=True,
+            capture="tape",
+            features=frozenset(FEATURES),
+        )
+
+    def runner(self, config: RunnerConfig) -> Runner:
+        """A runner over a native program. Raises Unsupported if there can be none and torch is missing."""
+        from .native.runner import NativeRunner
+        from .native.trace import UntraceableOp
+
+        try:
+            return NativeRunner(config)
+        except UntraceableOp as error:
+            if find_spec("torch") is None:
+                raise Unsupported(
+                    f"this model has no native program: {error}", remedies=["pip install 'headrace[torch]'"]
+                ) from error
+            logger.warning("no native program, running in torch, which is slow reason=%r", str(error))
+        from .host import HostDevice
+
+        host = HostDevice(info=self.info, dtypes=self.caps.dtypes, threads=self.threads)
+        host.extra_providers = self.extra_providers
+        return host.runner(config)
 
     def memory(self) -> Memory:
         """The machine's memory within the cgroup's limit."""
@@ -31,7 +67,7 @@ class HostDevice(TorchDevice):
         """Instruction set, threads, and the cgroup's memory limit if there is one."""
         limit = memory_limit()
         return {
-            "isa": self.info.arch,
+            "isa": self.isa,
             "threads": str(self.threads),
             **({"memory limit": format_bytes(limit)} if limit is not None else {}),
         }
@@ -42,16 +78,24 @@ class CpuPlatform(Platform):
 
     def open(self, ids: Sequence[str], config: EngineConfig) -> Device:
         """Open it; `--threads` sets the threads of this process. Raises DeviceUnavailable for any id."""
+        check_no_ids("cpu", ids)
         narrow = ("bfloat16", "float32") if has_native_bfloat16() else ("float32", "bfloat16")
-        return open_host("cpu", ids, config, dtypes=(*narrow, "float16"))
+        dtypes, threads = (*narrow, "float16"), choose_threads(config)
+        if has_native_kernels():
+            return NativeDevice(info=cpu_info(), dtypes=dtypes, threads=threads)
+        from .host import HostDevice
+
+        return HostDevice(info=cpu_info(), dtypes=dtypes, threads=threads)
 
 
-def open_host(name: str, ids: Sequence[str], config: EngineConfig, *, dtypes: tuple[str, ...]) -> HostDevice:
-    """The processor as the device `name`, with the number of threads that the configuration asks for."""
+def check_no_ids(name: str, ids: Sequence[str]) -> None:
+    """There is one processor, so a device of it takes no ids. Raises DeviceUnavailable."""
     if ids:
         raise DeviceUnavailable(
             f"device {name} takes no ids, got {','.join(ids)}", remedies=[f"--device {name}", "--threads 4"]
         )
-    threads = usable_threads() if config.device.threads == "auto" else config.device.threads
-    torch.set_num_threads(threads)
-    return HostDevice(info=cpu_info(id=name), dtypes=dtypes, threads=threads)
+
+
+def choose_threads(config: EngineConfig) -> int:
+    """The threads that were asked for, or those that can run at full speed."""
+    return usable_threads() if config.device.threads == "auto" else config.device.threads

@@ -2,18 +2,25 @@
 
 import dataclasses
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from headrace.core.config import EngineConfig
-from headrace.core.platform import Device, Platform, Probe
+from headrace.core.platform import Device, Platform, Probe, Status
 
-from ..cpu.detect import detect as detect_cpu
+from ..cpu.detect import cpu_info
 
 
 def detect() -> Probe:
     """The processor under the name of this platform, usable if torch is installed."""
-    probe = detect_cpu()
-    devices = tuple(dataclasses.replace(info, id="reference") for info in probe.devices)
-    return dataclasses.replace(probe, devices=devices)
+    info = dataclasses.replace(cpu_info(), id="reference")
+    if find_spec("torch") is None:
+        return Probe(
+            status=Status.MISSING,
+            reason="the package torch is not installed",
+            fix="pip install 'headrace[torch]'",
+            devices=(info,),
+        )
+    return Probe(status=Status.OK, devices=(info,))
 
 
 class ReferencePlatform(Platform):
@@ -21,6 +28,12 @@ class ReferencePlatform(Platform):
 
     def open(self, ids: Sequence[str], config: EngineConfig) -> Device:
         """Open it. Raises DeviceUnavailable for any id."""
-        from ..cpu.device import open_host
+        from ..cpu.device import check_no_ids, choose_threads
+        from ..cpu.host import HostDevice
 
-        return open_host("reference", ids, config, dtypes=("float32", "bfloat16", "float16", "float64"))
+        check_no_ids("reference", ids)
+        return HostDevice(
+            info=cpu_info(id="reference"),
+            dtypes=("float32", "bfloat16", "float16", "float64"),
+            threads=choose_threads(config),
+        )

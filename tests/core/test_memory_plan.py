@@ -96,7 +96,7 @@ def test_a_length_that_memory_cannot_hold(tmp_path: Path) -> None:
     assert _plan(tmp_path, memory=2 * MIB).max_model_len < 1 << 20
     plan = _plan(tmp_path, memory=2 * MIB, max_model_len=1 << 20)
     assert not plan.fits
-    assert "does not hold one request of 1048576 tokens" in plan.problem
+    assert "does not fit with requests of 1048576 tokens" in plan.problem
     assert any(remedy.startswith("--max-model-len ") for remedy in plan.remedies)
     with pytest.raises(ConfigError, match="more than the 1048576 positions"):
         _plan(tmp_path, max_model_len=(1 << 20) + 1)

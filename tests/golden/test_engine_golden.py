@@ -36,7 +36,8 @@ def make_prompts(model: PreTrainedModel) -> list[list[int]]:
 def run(folder: Path, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], Any]:
     """Token ids that headrace gives for all prompts at once, and the scheduler for a look inside."""
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    with LLM(str(folder), device="reference", dtype="float32", skip_tokenizer_init=True, **options) as llm:
+    options = {"device": "reference", "dtype": "float32", "skip_tokenizer_init": True, **options}
+    with LLM(str(folder), **options) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
         llm.built.engine.scheduler.check_integrity()
         return [output.outputs[0].token_ids for output in outputs], llm
@@ -56,6 +57,13 @@ def run(folder: Path, prompts: list[list[int]], **options: Any) -> tuple[list[li
 def test_greedy_tokens_equal_transformers(checkpoint: Any, options: dict[str, Any]) -> None:
     folder, _, prompts, expected = checkpoint
     tokens, _ = run(folder, prompts, **options)
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("budget", [2048, 7])
+def test_the_cpu_platform_equals_transformers(checkpoint: Any, budget: int) -> None:
+    folder, _, prompts, expected = checkpoint
+    tokens, _ = run(folder, prompts, device="cpu", max_num_batched_tokens=budget, block_size=4)
     assert tokens == expected
 
 

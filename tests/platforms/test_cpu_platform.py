@@ -1,6 +1,8 @@
 """What the cpu platform reads of the machine, against files laid out as the kernel's documentation says."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,8 +180,37 @@ def test_dtype_follows_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_can_be_asked_for() -> None:
     before = torch.get_num_threads()
     try:
-        device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=3)))
+        for name in ("cpu", "reference"):
+            device = open_device(EngineConfig(device=DeviceConfig(device=name, threads=3)))
+            assert device.describe()["threads"] == "3"
         assert torch.get_num_threads() == 3
-        assert device.describe()["threads"] == "3"
     finally:
         torch.set_num_threads(before)
+
+
+def test_native_kernels_run_on_the_threads_asked_for() -> None:
+    kernels = pytest.importorskip("headrace.kernels.cpu._ops", reason="the native kernels were not built")
+    before = kernels.num_threads()
+    try:
+        open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=3)))
+        assert kernels.num_threads() == 3
+    finally:
+        kernels.set_num_threads(before)
+
+
+def test_an_isa_that_this_processor_lacks_is_refused() -> None:
+    pytest.importorskip("headrace.kernels.cpu._ops", reason="the native kernels were not built")
+    run = subprocess.run(
+        [sys.executable, "-c", "from headrace.core.cli import main; main()", "doctor"],
+        env={**os.environ, "HEADRACE_CPU_ISA": "sse9"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 5 and "sse9" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_without_native_kernels_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.platforms.cpu.device.has_native_kernels", lambda: False)
+    device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))
+    assert device.caps.array == "torch"

@@ -1,0 +1,214 @@
+"""The runner of the cpu platform: packed weights, native program, native sampling. Needs no torch."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.core.errors import OutOfMemory
+from headrace.core.platform import KVPlan, Memory, Runner, RunnerConfig
+from headrace.core.runner.done import Done
+from headrace.core.sampling.sampler import sample_step
+from headrace.core.stages import (
+    ForwardBatch,
+    LogprobArrays,
+    PromptLogprobsBatch,
+    SamplingBatch,
+    StepInput,
+    StepOutput,
+)
+from headrace.core.units import format_bytes
+from headrace.core.weights.source import ParamSource
+from headrace.kernels.cpu import _ops
+
+from ..memory import host_memory
+from .program import NativeProgram
+from .sampling import Floats, Ints, sampling_ops
+from .trace import Trace, trace_decoder
+from .weights import BLOCK_FORMATS, pack, vector
+
+PROMPT_LOGPROBS_ROWS = 256
+"""Rows of logits held at a time for prompt log probabilities."""
+
+
+class NativeRunner(Runner):
+    """One model in host memory. Owns packed weights, caches and the program over them."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        """Traces the model. Raises UntraceableOp if it needs what has no native form."""
+        self.config = config
+        self._group_of_layer = [0] * config.spec.num_layers
+        for index, group in enumerate(config.groups):
+            for layer in group.layer_indices:
+                self._group_of_layer[layer] = index
+        self._trace: Trace = trace_decoder(config.spec, config.dtype, self._group_of_layer)
+        self._weights: dict[str, _ops.PackedWeight] = {}
+        self._vectors: dict[str, npt.NDArray[np.float32]] = {}
+        self._blocked: set[str] = set()
+        self._program: NativeProgram | None = None
+        self._sampling_ops = sampling_ops()
+        self._last_tokens = np.zeros(config.max_num_seqs, np.int32)
+
+    def load(self, params: ParamSource) -> None:
+        """Pack each parameter as it comes; GGUF blocks are kept if no dtype was asked for."""
+        keep_blocks = self.config.engine.model.dtype == "auto"
+        for loaded in params:
+            name = loaded.param.name
+            if loaded.param.kind not in ("linear", "embedding"):
+                self._vectors[name] = vector(loaded)
+                continue
+            try:
+                self._weights[name] = pack(loaded.tensors, self.config.dtype, keep_blocks=keep_blocks)
+            except MemoryError as error:
+                raise OutOfMemory(f"this machine has no memory left for {name}") from error
+            if keep_blocks and all(tensor.dtype in BLOCK_FORMATS for tensor in loaded.tensors):
+                self._blocked.add(name)
+
+    def kv_plan(self) -> KVPlan:
+        """Bytes of one block, as the kernels lay it out."""
+        size = self.config.block_size
+        return KVPlan(
+            block_size=size,
+            block_bytes=tuple(
+                sum(_ops.kv_bytes(1, size, heads, dim, self._kv_dtype) for heads, dim in group.heads)
+                for group in self.config.groups
+            ),
+        )
+
+    def kv_init(self, num_blocks: Sequence[int]) -> None:
+        """Allocate the caches and build the program over them."""
+        self._program = None
+        total = sum(n * size for n, size in zip(num_blocks, self.kv_plan().block_bytes, strict=True))
+        try:
+            caches: dict[int, _ops.KVCache] = {}
+            for count, group in zip(num_blocks, self.config.groups, strict=True):
+                for layer, (num_kv_heads, head_dim) in zip(group.layer_indices, group.heads, strict=True):
+                    caches[layer] = _ops.KVCache(
+                        count, self.config.block_size, num_kv_heads, head_dim, self._kv_dtype
+                    )
+            self._program = NativeProgram(
+                self._trace,
+                self._weights,
+                self._vectors,
+                [caches[layer] for layer in range(self.config.spec.num_layers)],
+                max_tokens=max(self.config.max_num_batched_tokens, self.config.max_num_seqs),
+                max_logits=self.config.max_num_seqs,
+                quantize_x=frozenset(self._blocked),
+            )
+        except MemoryError as error:
+            raise OutOfMemory(f"this machine has no memory left for a KV cache of {format_bytes(total)}") from error
+
+    def warmup(self) -> None:
+        """Run one token through the program, with a slot that is padding."""
+        one = np.zeros(1, np.int32)
+        groups = len(self.config.groups)
+        self.step(
+            StepInput(
+                forward=ForwardBatch(
+                    input_ids=one,
+                    positions=one,
+                    query_start_loc=np.array([0, 1], np.int32),
+                    seq_lens=one + np.int32(1),
+                    block_tables=[np.zeros((1, 1), np.int32)] * groups,
+                    slot_mappings=[np.zeros(1, np.int32)] * groups,
+                    logits_indices=one,
+                ),
+                sampling=SamplingBatch(rows=None, slots=one, positions=one, seeds=one),
+            )
+        )
+
+    def step(self, batch: StepInput) -> Done:
+        """Run one step; the result is there when this returns."""
+        assert self._program is not None, "kv_init comes before step"
+        start_s = time.perf_counter()
+        forward, sampling = batch.forward, batch.sampling
+        input_ids = forward.input_ids
+        if forward.token_slots is not None:
+            input_ids = np.where(input_ids < 0, self._last_tokens[forward.token_slots], input_ids)
+        logits_indices = forward.logits_indices if sampling is not None else np.empty(0, np.int32)
+        self._program.run(
+            input_ids,
+            forward.positions,
+            forward.query_start_loc,
+            forward.seq_lens,
+            forward.block_tables,
+            forward.slot_mappings,
+            logits_indices,
+        )
+        token_ids, logprobs = np.empty(0, np.int32), None
+        if sampling is not None:
+            logits = self._program.logits(len(logits_indices))
+            sampled = sample_step(self._sampling_ops, logits, sampling)
+            token_ids = sampled.token_ids
+            self._last_tokens[sampling.slots] = token_ids
+            if sampled.logprobs is not None:
+                logprobs = _logprob_arrays(sampled.logprobs)
+        return Done(
+            StepOutput(
+                token_ids=token_ids,
+                logprobs=logprobs,
+                prompt_logprobs=self._prompt_logprobs(batch.prompt_logprobs, len(input_ids)),
+                timings={"step_s": time.perf_counter() - start_s},
+            )
+        )
+
+    def memory(self) -> Memory:
+        """The machine's memory within the cgroup's limit."""
+        return host_memory()
+
+    def close(self) -> None:
+        """Free weights, caches and program."""
+        self._program = None
+        self._weights.clear()
+        self._vectors.clear()
+
+    @property
+    def _kv_dtype(self) -> "_ops.DtypeName":
+        return self.config.dtype  # type: ignore[return-value]
+
+    def _prompt_logprobs(self, batch: PromptLogprobsBatch | None, num_tokens: int) -> LogprobArrays | None:
+        if batch is None:
+            return None
+        assert self._program is not None
+        hidden_states = self._program.hidden_states(num_tokens)
+        pieces = []
+        for start in range(0, len(batch.rows), PROMPT_LOGPROBS_ROWS):
+            rows, targets = (array[start : start + PROMPT_LOGPROBS_ROWS] for array in (batch.rows, batch.targets))
+            logits = self._compute_logits(hidden_states[rows])
+            pieces.append(
+                _logprob_arrays(self._sampling_ops.logprobs(logits, targets, num_logprobs=batch.num_logprobs))
+            )
+        return LogprobArrays(
+            chosen=np.concatenate([piece.chosen for piece in pieces]),
+            ranks=np.concatenate([piece.ranks for piece in pieces]),
+            top_ids=np.concatenate([piece.top_ids for piece in pieces]),
+            top_values=np.concatenate([piece.top_values for piece in pieces]),
+        )
+
+    def _compute_logits(self, hidden_states: npt.NDArray[Any]) -> Floats:
+        """As models.decoder.compute_logits, for rows beside the program's own."""
+        spec = self.config.spec
+        name = "embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
+        out = np.empty((len(hidden_states), spec.vocab_size), hidden_states.dtype)
+        bias = self._vectors["lm_head.bias"] if spec.lm_head_bias else None
+        _ops.linear(out, hidden_states, self._weights[name], bias, name in self._blocked)
+        logits = _as_float32(out)
+        if spec.logit_scale != 1.0:
+            logits = logits * np.float32(spec.logit_scale)
+        if spec.logit_softcap:
+            cap = np.float32(spec.logit_softcap)
+            logits = cap * np.tanh(logits / cap)
+        return logits
+
+
+def _logprob_arrays(arrays: tuple[Floats, Ints, Ints, Floats]) -> LogprobArrays:
+    chosen, ranks, top_ids, top_values = arrays
+    return LogprobArrays(chosen=chosen, ranks=ranks, top_ids=top_ids, top_values=top_values)
+
+
+def _as_float32(array: npt.NDArray[Any]) -> Floats:
+    if array.dtype == np.uint16:
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32, copy=False)
