@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kVecs = kKeyPanel / kLanes;  // vectors of scores of a panel
 constexpr int kScoreRows = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 2;
-constexpr int kValueRows = kLanes == 16 ? 8 : 4;
+constexpr int kValueRows = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 2;
 constexpr int kValueVecs = 2;
 
 // ---- keys --------------------------------------------------------------------------------------------------------
@@ -94,6 +94,10 @@ INLINE void add_values(const float *weights, const char *const *cells, int64_t c
     for (; d + kWide * kLanes <= stride; d += kWide * kLanes)
         add_values_at<T, kRows, kWide>(weights, cells, cell, begin, end, d, stride, sums);
     for (; d < stride; d += kLanes) add_values_at<T, kRows, 1>(weights, cells, cell, begin, end, d, stride, sums);
+}
+
+INLINE void prefetch(const char *data, int64_t num_bytes) {
+    for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(data + i);
 }
 
 // ---- one block of rows -------------------------------------------------------------------------------------------
@@ -191,9 +195,16 @@ struct Rows {
         const int64_t stride = cache.value_stride;
         for (int64_t r = 0; r < rows; ++r) weigh(r, start);
         memset(work.sums, 0, static_cast<size_t>(rows * stride) * 4);
-        for (int64_t r = 0; r < rows; r += kValueRows) {
-            const int64_t count = rows - r < kValueRows ? rows - r : kValueRows;
-            values(r, count);
+        for (int64_t r = 0; r < rows;) {
+            const int64_t left = rows - r;
+            if (left >= kValueRows)
+                r += values<kValueRows>(r);
+            else if (left >= 4 && kValueRows > 4)
+                r += values<4>(r);
+            else if (left >= 2 && kValueRows > 2)
+                r += values<2>(r);
+            else
+                r += values<1>(r);
         }
     }
 
@@ -202,20 +213,35 @@ struct Rows {
         const int32_t *table = args.block_table + block.request * args.max_num_blocks;
         const int64_t step = cache.block_size < kKeyPanel ? cache.block_size : kKeyPanel;
         const int64_t cell = cell_size();
+        const auto panel_at = [&](int64_t position) {
+            const int64_t place = table[position / cache.block_size] * cache.num_kv_heads + block.kv_head;
+            const int64_t in_block = position % cache.block_size;
+            return cache.keys + place * cache.key_bytes + in_block / kKeyPanel * cache.key_panel_bytes;
+        };
         for (int64_t j = low / step * step; j < high; j += step) {
             const int64_t position = start + j, in_block = position % cache.block_size;
             const int64_t place = table[position / cache.block_size] * cache.num_kv_heads + block.kv_head;
-            const char *panel = cache.keys + place * cache.key_bytes + in_block / kKeyPanel * cache.key_panel_bytes;
-            work.cells[j / cell] = cache.values + place * cache.value_bytes +
-                                   in_block / cell * cell * cache.value_stride * static_cast<int64_t>(sizeof(C));
+            const char *panel = panel_at(position);
+            const char *values = cache.values + place * cache.value_bytes +
+                                 in_block * cache.value_stride * static_cast<int64_t>(sizeof(C));
+            work.cells[j / cell] = values - in_block % cell * cache.value_stride * static_cast<int64_t>(sizeof(C));
+            // Blocks lie anywhere, so the hardware does not see what comes next.
+            if (j + step < high) prefetch(panel_at(position + step), cache.key_panel_bytes);
+            prefetch(values, step * cache.value_stride * static_cast<int64_t>(sizeof(C)));
             float *out = work.scores + j;
             float narrow[kScoreRows * kSegment];  // a panel of a small block has fewer keys than lanes
             for (int64_t r = 0; r < rows;) {
                 float *target = step == kKeyPanel ? out + r * kSegment : narrow;
                 const float *query = work.query + r * query_stride;
-                const int64_t count = rows - r >= kScoreRows ? kScoreRows : rows - r >= 2 ? 2 : 1;
+                const int64_t left = rows - r;
+                const int64_t count = left >= kScoreRows             ? kScoreRows
+                                      : left >= 4 && kScoreRows > 4 ? 4
+                                      : left >= 2                   ? 2
+                                                                    : 1;
                 if (count == kScoreRows)
                     panel_of<kScoreRows>(query, panel, target);
+                else if (count == 4)
+                    panel_of<4>(query, panel, target);
                 else if (count == 2)
                     panel_of<2>(query, panel, target);
                 else
@@ -273,21 +299,23 @@ struct Rows {
         work.weight[r] = sum(total);
     }
 
-    // Sums of values for rows [r, r + count): together where all see the same positions, else one by one.
-    void values(int64_t r, int64_t count) {
+    // Sums of values for kRows rows from r on: together for the positions that all see, else one by one.
+    template <int kRows>
+    int values(int64_t r) {
         int64_t begin = 0, end = kSegment;
-        for (int64_t i = r; i < r + count; ++i) {
+        for (int64_t i = r; i < r + kRows; ++i) {
             begin = work.begin[i] > begin ? work.begin[i] : begin;
             end = work.end[i] < end ? work.end[i] : end;
         }
-        if (count < kValueRows || begin >= end) {
-            for (int64_t i = r; i < r + count; ++i) add_row(i, work.begin[i], work.end[i]);
-            return;
+        if (kRows == 1 || begin >= end) {
+            for (int64_t i = r; i < r + kRows; ++i) add_row(i, work.begin[i], work.end[i]);
+            return kRows;
         }
-        for (int64_t i = r; i < r + count; ++i) add_row(i, work.begin[i], begin);
-        add_values<C, kValueRows>(work.scores + r * kSegment, work.cells, cell_size(), begin, end,
-                                  args.cache.value_stride, work.sums + r * args.cache.value_stride);
-        for (int64_t i = r; i < r + count; ++i) add_row(i, end, work.end[i]);
+        for (int64_t i = r; i < r + kRows; ++i) add_row(i, work.begin[i], begin);
+        add_values<C, kRows>(work.scores + r * kSegment, work.cells, cell_size(), begin, end, args.cache.value_stride,
+                             work.sums + r * args.cache.value_stride);
+        for (int64_t i = r; i < r + kRows; ++i) add_row(i, end, work.end[i]);
+        return kRows;
     }
 
     void add_row(int64_t r, int64_t begin, int64_t end) {
