@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .models.spec import Pooling
 from .sampling.params import SamplingParams
 
 Array = Any
@@ -33,6 +34,9 @@ class EngineRequest:
     cache_salt: str = ""  # llm / server; requests share prefix blocks only within one salt
     bad_word_ids: Sequence[Sequence[int]] = ()  # llm / server (tokenizer); sequences not to be completed
     output_token_ids: Sequence[int] = ()  # server; generated before a restart, to be gone on from
+    pooling: Pooling | None = None  # engine; ask for a vector (sampling_params then has max_tokens 0)
+    token_types: Sequence[int] = ()  # llm / server (tokenizer); by token, empty: all 0
+    in_one_step: bool = False  # engine; all of the prompt must be computed in the same step
 
 
 # ---- scheduler -> executor -> runner ----------------------------------------------------------------------
@@ -50,6 +54,8 @@ class NewRequest:
     seed: int  # scheduler; assigned at admission
     stop_token_ids: Sequence[int] = ()  # scheduler; ids that end the request, banned until min_tokens
     bad_word_ids: Sequence[Sequence[int]] = ()  # llm / server (tokenizer); copied by the scheduler
+    pooling: Pooling | None = None  # engine; copied by the scheduler
+    token_types: Sequence[int] = ()  # llm / server (tokenizer); copied by the scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +103,7 @@ class ForwardBatch:
     slot_mappings: Sequence[Array]  # per KV group [num_tokens] runner; block_id * block_size + offset
     logits_indices: Array  # [num_logits] runner; the tokens whose logits are needed
     token_slots: Array | None = None  # [num_tokens] runner; None if no input_id is -1
+    token_types: Array | None = None  # [num_tokens] runner; which text of a pair, of models that tell them apart
     rope_rows: Array | None = None  # [num_tokens] runner; which row of a rope table with variants (LongRoPE)
     max_query_len: int = 0  # runner; an upper bound, 0 if unknown
     max_seq_len: int = 0  # runner; an upper bound, 0 if unknown
@@ -149,12 +156,21 @@ class PromptLogprobsBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingBatch:
+    """Requests that get a vector out of this step: the mean of their hidden states, through the model's head."""
+
+    starts: Array  # [num_pooled] runner; the first token of the mean, by its place in the tokens of this step
+    ends: Array  # [num_pooled] runner; one behind the last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepInput:
     """One step for the device."""
 
     forward: ForwardBatch  # runner
     sampling: SamplingBatch | None = None  # runner
     prompt_logprobs: PromptLogprobsBatch | None = None  # runner
+    pooling: PoolingBatch | None = None  # runner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +190,7 @@ class StepOutput:
     token_ids: IntArray  # [num_samples] device
     logprobs: LogprobArrays | None = None  # device
     prompt_logprobs: LogprobArrays | None = None  # device
+    pooled: FloatArray | None = None  # [num_pooled, n] device
     timings: Mapping[str, float] = field(default_factory=dict)  # device; seconds
 
 
@@ -196,6 +213,7 @@ class StepResult:
     token_ids: Sequence[Sequence[int]]  # runner; per row, empty if it did not sample
     logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
+    pooled: Mapping[int, FloatArray] = field(default_factory=dict)  # runner; by row: the request's vector [n]
     failed: Mapping[int, str] = field(default_factory=dict)  # runner; by row: why this request cannot go on
     error: str = ""  # executor; the step failed and nothing of it counts
 
@@ -211,6 +229,7 @@ class Delta:
     num_cached_tokens: int = 0  # scheduler; prefix-cache hits of the request
     logprobs: Sequence[TokenLogprobs] = ()  # runner
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # runner
+    pooled: FloatArray | None = None  # runner; the vector that the request asked for
     error: str = ""  # scheduler; why finish_reason is "error"
 
 
@@ -265,4 +284,5 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # engine; None for the first token
     num_cached_tokens: int = 0  # scheduler
     timings: RequestTimings | None = None  # engine
+    pooled: FloatArray | None = None  # runner; [n], of a request for a vector, which has no text
     error: str = ""  # scheduler; why a finish_reason is "error"

@@ -1,5 +1,7 @@
 """Gemma 3, text only: Gemma 2 with normalised heads instead of soft caps, and a rope per layer type."""
 
+import dataclasses
+
 from ..config import HFConfig
 from ..llama_like import FULL, SLIDING, replace_attention
 from ..name_tables import GEMMA_NAMES
@@ -14,8 +16,13 @@ def to_spec(config: HFConfig) -> ModelSpec:
     config = config.with_defaults(max_position_embeddings=131072, sliding_window=4096)
     num_layers, pattern = config.num_layers(), config.size("sliding_window_pattern", 6)
     layer_types = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
+    is_encoder = config.boolean("use_bidirectional_attention", False)
+    if is_encoder:  # EmbeddingGemma; the window is then what a token sees on both sides together
+        window = config.size("sliding_window") // 2 + 1
+        config = config.replace(use_bidirectional_attention=False, sliding_window=window)
     spec = gemma_like(_with_rope_per_layer_type(config), layer_types)
-    return replace_attention(spec, qk_norm=spec.norm)
+    spec = replace_attention(spec, qk_norm=spec.norm)
+    return dataclasses.replace(spec, kind="encoder") if is_encoder else spec
 
 
 def _with_rope_per_layer_type(config: HFConfig) -> HFConfig:

@@ -1,0 +1,139 @@
+"""BERT as data: what its descendants share, config keys and names of weights alike."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from ..errors import ModelError
+from ..weights.names import NameTable, Stored
+from .config import HFConfig
+from .heads import classifier, is_classifier, read_labels
+from .llama_like import read_activation
+from .name_tables import name_table
+from .spec import Activation, AttentionSpec, DenseSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, PoolerSpec, Pooling
+
+OLD_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
+"""How files from TensorFlow spell the parameters of a layer norm."""
+
+
+def bert_names(prefix: str, head: Mapping[str, str], *, skip_positions: int = 0) -> NameTable:
+    """The names of BERT under `prefix` ("bert."); `head`: canonical to stored names of a classifier's layers.
+
+    skip_positions: rows of the position embedding that stand before that of position 0.
+    """
+    return encoder_names(
+        {
+            "embed_tokens": f"{prefix}embeddings.word_embeddings",
+            "embed_positions": Stored(name=f"{prefix}embeddings.position_embeddings", skip_rows=skip_positions),
+            "embed_token_types": f"{prefix}embeddings.token_type_embeddings",
+            "embed_norm": f"{prefix}embeddings.LayerNorm",
+            "attn.q_proj": "attention.self.query",
+            "attn.k_proj": "attention.self.key",
+            "attn.v_proj": "attention.self.value",
+            "attn.o_proj": "attention.output.dense",
+            "attn_post_norm": "attention.output.LayerNorm",
+            "mlp.up_proj": "intermediate.dense",
+            "mlp.down_proj": "output.dense",
+            "mlp_post_norm": "output.LayerNorm",
+        },
+        head,
+        layer=f"{prefix}encoder.layer.{{i}}.",
+        prefix=prefix,
+        # The head of pre-training, and the pooler where nothing reads it.
+        ignore=(r"position_ids$", r"^(\w+\.)?pooler\.", r"^(cls|lm_head|generator_\w+|discriminator_\w+)\."),
+    )
+
+
+def encoder_names(
+    modules: Mapping[str, str | Stored],
+    head: Mapping[str, str],
+    *,
+    layer: str,
+    prefix: str,
+    ignore: tuple[str, ...],
+    renames: tuple[tuple[str, str], ...] = (),
+) -> NameTable:
+    """A table from the names of modules as `name_table` takes them, and those of a head's layers."""
+    table = name_table(modules, layer=layer, base_prefix=prefix, ignore=ignore)
+    tensors = {f"{name}.{leaf}": f"{stored}.{leaf}" for name, stored in head.items() for leaf in ("weight", "bias")}
+    return dataclasses.replace(table, entries={**table.entries, **tensors}, renames=OLD_NORMS + renames)
+
+
+def bert_like(config: HFConfig, *, skip_positions: int = 0, pooler: PoolerSpec | None = None) -> ModelSpec:
+    """The spec of BERT with this config's sizes: a layer norm after each residual add, learned positions, biases.
+
+    Raises ModelError for a missing or impossible value.
+    """
+    config = config.with_defaults(
+        max_position_embeddings=512, type_vocab_size=2, hidden_act="gelu", layer_norm_eps=1e-12, hidden_size=768,
+        num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
+    )  # fmt: skip
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        raise ModelError(f"{config.file} describes a decoder; {config.model_type} is served as an encoder only")
+    kind = config.get("position_embedding_type") or "absolute"
+    if kind != "absolute":
+        raise ModelError(f"{config.file} has {kind!r} position embeddings; {config.model_type} knows absolute ones")
+    hidden_size, head_dim = config.size("hidden_size"), read_head_dim(config)
+    num_heads, num_positions = config.size("num_attention_heads"), config.size("max_position_embeddings")
+    num_positions -= skip_positions
+    if num_positions <= 0:
+        raise ModelError(f"max_position_embeddings in {config.file} leaves no position for a token")
+    layer = LayerSpec(
+        attn=AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            qkv_bias=True,
+            o_bias=True,
+        ),
+        mlp=MlpSpec(
+            intermediate_size=config.size("intermediate_size"),
+            activation=read_activation(config, "hidden_act"),
+            gated=False,
+            bias=True,
+        ),
+        pre_norm=False,
+        norm_after_add=True,
+    )
+    return ModelSpec(
+        model_type=config.model_type,
+        vocab_size=config.size("vocab_size"),
+        hidden_size=hidden_size,
+        max_position_embeddings=num_positions,
+        layers=(layer,) * config.num_layers(),
+        norm=NormSpec(kind="layer", eps=config.number("layer_norm_eps"), bias=True),
+        kind="encoder",
+        num_learned_positions=num_positions,
+        embed_norm=True,
+        num_token_types=config.integer("type_vocab_size"),
+        final_norm=False,
+        dtype=config.dtype,
+        pooler=pooler,
+    )
+
+
+def read_head_dim(config: HFConfig) -> int:
+    """hidden_size / num_attention_heads. Raises ModelError if that is no whole number."""
+    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    if hidden_size % num_heads:
+        raise ModelError(
+            f"hidden_size ({hidden_size}) in {config.file} is no multiple of num_attention_heads ({num_heads})"
+        )
+    return hidden_size // num_heads
+
+
+def two_layer_head(
+    config: HFConfig,
+    names: tuple[str, str],
+    activation: Activation,
+    kind: Pooling = "cls",
+    *,
+    bias: bool = True,
+    norm: NormSpec | None = None,
+) -> PoolerSpec | None:
+    """A classifier's dense layer with an activation and the layer of its labels; None if it classifies nothing."""
+    if not is_classifier(config):
+        return None
+    size, labels = config.size("hidden_size"), len(read_labels(config))
+    dense = DenseSpec(name=names[0], in_features=size, out_features=size, activation=activation, bias=bias, norm=norm)
+    return classifier(config, kind, dense, DenseSpec(name=names[1], in_features=size, out_features=labels))

@@ -1,0 +1,92 @@
+"""The forward function of encoders: every token sees all tokens of its request, and nothing is cached.
+
+It walks the same spec as `decoder`, arrays touched through ops alone; nothing here looks at a value.
+"""
+
+from ..ops.table import OpTable
+from ..stages import Array, ForwardBatch
+from .declare import rope_numbers
+from .feed_forward import feed_forward
+from .norms import Params, normalize
+from .spec import AttentionSpec, ModelSpec
+
+
+def encoder(ops: OpTable, spec: ModelSpec, params: Params, batch: ForwardBatch) -> Array:
+    """Hidden states after the last layer, [num_tokens, hidden_size]. `batch` holds whole requests."""
+    residual = _embed(ops, spec, params, batch)
+    angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
+    for i, (layer, number) in enumerate(zip(spec.layers, rope_numbers(spec), strict=True)):
+        prefix = f"layers.{i}."
+        if number == len(angles):
+            inv_freq, factor = params[f"rope.{number}.inv_freq"], params[f"rope.{number}.attention_factor"]
+            angles.append(ops.rotary_angles(batch.positions, inv_freq, factor))
+        cos, sin = (None, None) if number < 0 else angles[number]
+
+        has_norm = layer.pre_norm and layer.attn_pre_norm
+        x = normalize(ops, spec.norm, params, f"{prefix}attn_norm.", residual) if has_norm else residual
+        block = _attention(ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, batch)
+        if layer.post_norm:
+            block = normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", block)
+        residual = ops.add(block, residual)
+        if layer.norm_after_add:
+            residual = normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", residual)
+
+        x = normalize(ops, spec.norm, params, f"{prefix}mlp_norm.", residual) if layer.pre_norm else residual
+        block = feed_forward(ops, layer, params, f"{prefix}mlp.", x)
+        if layer.post_norm:
+            block = normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", block)
+        residual = ops.add(block, residual)
+        if layer.norm_after_add:
+            residual = normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", residual)
+    return normalize(ops, spec.norm, params, "final_norm.", residual) if spec.final_norm else residual
+
+
+def _embed(ops: OpTable, spec: ModelSpec, params: Params, batch: ForwardBatch) -> Array:
+    """The residual stream before the first layer, [num_tokens, hidden_size]."""
+    x = ops.embedding(batch.input_ids, params["embed_tokens.weight"])
+    if spec.embed_scale != 1.0:
+        x = ops.scale(x, spec.embed_scale)
+    if spec.num_token_types:
+        assert batch.token_types is not None, "the runner gives token types to models that have them"
+        x = ops.add(x, ops.embedding(batch.token_types, params["embed_token_types.weight"]))
+    if spec.num_learned_positions:
+        x = ops.add(x, ops.embedding(batch.positions, params["embed_positions.weight"]))
+    if spec.embed_norm:
+        x = normalize(ops, spec.norm, params, "embed_norm.", x)
+    return ops.linear(x, params["embed_in.weight"], params["embed_in.bias"]) if spec.embed_size else x
+
+
+def _attention(
+    ops: OpTable,
+    attn: AttentionSpec,
+    params: Params,
+    prefix: str,
+    x: Array,
+    cos: Array | None,
+    sin: Array | None,
+    batch: ForwardBatch,
+) -> Array:
+    """Self-attention of [num_tokens, hidden_size] in both directions; returns that shape."""
+    head_dim = attn.head_dim
+    bias = params[f"{prefix}qkv_proj.bias"] if attn.qkv_bias else None
+    qkv = ops.linear(x, params[f"{prefix}qkv_proj.weight"], bias)
+    sizes = (attn.num_heads * head_dim, attn.num_kv_heads * head_dim, attn.num_kv_heads * head_dim)
+    query, key, value = (ops.split_heads(part, head_dim=head_dim) for part in ops.split(qkv, sizes))
+    if attn.qk_norm is not None:
+        query = normalize(ops, attn.qk_norm, params, f"{prefix}q_norm.", query)
+        key = normalize(ops, attn.qk_norm, params, f"{prefix}k_norm.", key)
+    if attn.rope is not None:
+        query = ops.rope(query, cos, sin, interleaved=attn.rope.interleaved)
+        key = ops.rope(key, cos, sin, interleaved=attn.rope.interleaved)
+    out = ops.encoder_attention(
+        query,
+        key,
+        value,
+        batch.query_start_loc,
+        scale=attn.scale,
+        window=attn.window,
+        softcap=attn.softcap,
+        max_query_len=batch.max_query_len,
+    )
+    bias = params[f"{prefix}o_proj.bias"] if attn.o_bias else None
+    return ops.linear(ops.merge_heads(out), params[f"{prefix}o_proj.weight"], bias)

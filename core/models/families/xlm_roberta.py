@@ -1,0 +1,12 @@
+"""XLM-RoBERTa (Conneau et al. 2019): RoBERTa in a hundred languages; BGE-M3, multilingual E5, rerankers."""
+
+from ..config import HFConfig
+from ..spec import ModelSpec
+from . import roberta
+
+WEIGHTS = roberta.WEIGHTS
+
+
+def to_spec(config: HFConfig) -> ModelSpec:
+    """RoBERTa with another vocabulary."""
+    return roberta.to_spec(config)
