@@ -92,6 +92,10 @@ class EngineProcess:
                         accepted.append(command.request_id)
                     else:
                         outputs.append(refusal)
+            if accepted and engine.has_unfinished():
+                # A step may take long; the headers of an answer need not wait for it.
+                self._send(StepFrame(outputs=outputs, accepted=accepted, stats=_stats(built)))
+                accepted, outputs = [], []
             if engine.has_unfinished():
                 outputs += self._step(built)
             self._send(StepFrame(outputs=outputs, accepted=accepted, stats=_stats(built)))

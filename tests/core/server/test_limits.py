@@ -1,0 +1,200 @@
+"""Keys, queue limits, sizes of bodies, TLS, CORS, busy ports: what a server refuses, and how."""
+
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from headrace.core.server.app import route_table
+from headrace.core.server.auth import PUBLIC_ROUTES
+from live_server import LiveServer
+from moody_platform import install
+
+
+@pytest.fixture(scope="module")
+def guarded(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server with keys and CORS, one slot and a queue of two; its steps take 2 ms."""
+    folder = tmp_path_factory.mktemp("guarded")
+    keys = folder / "keys"
+    keys.write_text("# users\nalpha\n\nbeta\n")
+    env = install(folder / "site", step_s=0.002)
+    env |= {"HEADRACE_MAX_BODY_BYTES": "100000", "HEADRACE_LOAD_FORMAT": "dummy", "HEADRACE_API_KEY": "master"}
+    arguments = ["--api-key-file", str(keys), "--kv-memory", "8MiB", "--max-num-seqs", "1"]
+    arguments += ["--max-queue-requests", "8", "--cors-origins", "https://a.example", "--served-model-name", "m1, m2"]
+    with LiveServer(model_folder, *arguments, env=env, device="moody") as server:
+        yield server
+
+
+def auth(key: str) -> dict[str, Any]:
+    """Keyword arguments of a request with this key."""
+    return {"headers": {"authorization": f"Bearer {key}"}}
+
+
+def test_every_route_needs_a_key_but_a_few(guarded: LiveServer) -> None:
+    specs = [(spec.method, spec.path.replace("{name:path}", "m1")) for spec in route_table()]
+    assert len(PUBLIC_ROUTES) == 5
+    for method, path in [*specs, ("GET", "/"), ("GET", "/nope"), ("GET", "/livez/"), ("GET", "//livez")]:
+        response = httpx.request(method, guarded.url + path)
+        if path in PUBLIC_ROUTES:
+            assert response.status_code == 200, path
+        else:
+            assert response.status_code == 401, path
+            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("key", ["alpha", "beta", "master"])
+def test_keys_of_file_and_option(guarded: LiveServer, key: str) -> None:
+    assert httpx.get(f"{guarded.url}/v1/models", **auth(key)).status_code == 200
+    assert httpx.get(f"{guarded.url}/v1/models", headers={"x-api-key": key}).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["-", "alph", "alphaa", "# users", "ALPHA"])
+def test_wrong_keys(guarded: LiveServer, key: str) -> None:
+    assert httpx.get(f"{guarded.url}/v1/models", **auth(key)).status_code == 401
+
+
+def test_clients_tell_a_wrong_key(guarded: LiveServer) -> None:
+    with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+
+
+def test_names_of_the_model(guarded: LiveServer) -> None:
+    listed = httpx.get(f"{guarded.url}/v1/models", **auth("alpha")).json()["data"]
+    assert [card["id"] for card in listed] == ["m1", "m2"]
+    for name, status in (("m1", 200), ("m2", 200), ("tiny", 404)):
+        body = {"model": name, "prompt": "x", "max_tokens": 1}
+        assert guarded.post("/v1/completions", body, **auth("alpha")).status_code == status
+
+
+def test_cors(guarded: LiveServer) -> None:
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
+        response = httpx.options(f"{guarded.url}/v1/completions", headers={"origin": origin, **ask})
+        assert ("access-control-allow-origin" in response.headers) == allowed
+
+
+def test_no_cors_unless_asked_for(server: LiveServer) -> None:
+    response = httpx.get(f"{server.url}/v1/models", headers={"origin": "https://a.example"})
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_a_full_queue_says_when_to_come_back(guarded: LiveServer) -> None:
+    body = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
+    statuses: list[httpx.Response] = []
+
+    def ask(key: str) -> None:
+        statuses.append(guarded.post("/v1/completions", body, **auth(key)))
+
+    threads = [threading.Thread(target=ask, args=(key,)) for key in ["alpha"] * 9 + ["beta"] * 2]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    refused = [response for response in statuses if response.status_code != 200]
+    assert refused and len(refused) < 9
+    for response in refused:
+        assert response.status_code == 429
+        assert 1 <= int(response.headers["retry-after"]) <= 120
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert response.json()["error"]["code"] in ("queue_full", "key_queue_full")
+    assert all(response.request.headers["authorization"] == "Bearer alpha" for response in refused)
+
+
+def test_bodies_that_are_too_large(guarded: LiveServer) -> None:
+    url = f"{guarded.url}/v1/completions"
+    small = httpx.post(url, content=b" " * 100_001, **auth("alpha"))
+    assert small.status_code == 413 and "100001" in small.json()["error"]["message"]
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(1000):
+            yield b" " * 100_000
+
+    large = httpx.post(url, content=endless(), timeout=60, **auth("alpha"))  # 100 MB, of unknown length
+    assert large.status_code == 413 and large.json()["error"]["code"] == "body_too_large"
+    known = httpx.post(url, content=b" " * 100_000_000, timeout=60, **auth("alpha"))
+    assert known.status_code == 413
+
+
+def test_not_http_gets_the_envelope(guarded: LiveServer) -> None:
+    url = httpx.URL(guarded.url)
+    with socket.create_connection((url.host, url.port or 0)) as sock:
+        sock.sendall(b"hello there\r\n\r\n")
+        answer = b"".join(iter(lambda: sock.recv(4096), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def test_a_busy_port(model_folder: Path, guarded: LiveServer) -> None:
+    port = httpx.URL(guarded.url).port or 0
+    second = LiveServer(model_folder, port=port, wait=False)
+    assert second.process.wait(30) == 6
+    second.close()
+    assert any(f"port {port} on 127.0.0.1 is in use" in line for line in second.lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--tls-cert", "x.pem"], 2, "both"),
+        (["--api-key-file", "/nope"], 2, "cannot be read"),
+        (["--host", "no.such.host.invalid"], 2, "no address"),
+        (["--kv-memory", "1KiB"], 4, "does not fit"),
+    ],
+)
+def test_servers_that_do_not_start(model_folder: Path, arguments: list[str], code: int, text: str) -> None:
+    server = LiveServer(model_folder, *arguments, wait=False)
+    try:
+        assert server.process.wait(60) == code
+    finally:
+        server.close()
+    assert any(text in line for line in server.lines), server.lines
+
+
+def test_tls(model_folder: Path, tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+        ],
+        check=True,
+        capture_output=True,
+    )
+    arguments = ["--tls-cert", str(cert), "--tls-key", str(key), "--kv-memory", "8MiB"]
+    with LiveServer(model_folder, *arguments) as server:
+        assert server.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(cert))
+        assert httpx.get(f"{server.url}/readyz", verify=context).status_code == 200
+
+
+def test_everyone_may_come_in_is_a_warning(model_folder: Path) -> None:
+    with LiveServer(model_folder, "--host", "0.0.0.0", "--kv-memory", "8MiB") as server:
+        assert any("warning" in line and "--api-key" in line for line in server.lines)
