@@ -110,7 +110,7 @@ class SamplingParams:
             value = getattr(self, name)
             _check(value is None or isinstance(value, Mapping), f"{name} must be a mapping", value)
             object.__setattr__(self, name, dict(value or {}))
-        form = self.structured_output
+        form: Any = self.structured_output
         if isinstance(form, Mapping):
             _check(set(form) <= {"kind", "value"}, "structured_output must have kind and value", dict(form))
             form = StructuredOutputParams(kind=form.get("kind", ""), value=form.get("value"))

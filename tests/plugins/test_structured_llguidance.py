@@ -84,7 +84,8 @@ SCHEMAS: list[Any] = [
         "additionalProperties": False,
     },
     {
-        "$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+        "$defs": {"node": {"type": "object", 
+                           "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
                            "required": ["next"], "additionalProperties": False}},
         "$ref": "#/$defs/node",
     },

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace import LLM, RequestOutput, SamplingParams, StructuredOutputParams
+from headrace import LLM, SamplingParams, StructuredOutputParams
 from headrace.core.errors import RequestError
 from tiny_checkpoints import save_tiny
 from tiny_tokenizers import train_byte_level
@@ -122,7 +122,7 @@ def test_greedy_equals_masking_by_brute_force(llm: LLM, folder: Path) -> None:
     assert outcome.token_ids == tokens
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.fixed_dictionaries(
         {
@@ -135,7 +135,7 @@ def test_greedy_equals_masking_by_brute_force(llm: LLM, folder: Path) -> None:
             "ignore_eos": st.booleans(),
             "min_tokens": st.sampled_from([0, 6, 100]),
             "top_k": st.sampled_from([0, 3]),
-            "stop": st.sampled_from([(), ("\u0416",)]),
+            "stop": st.sampled_from([(), ("longer than a name",)]),
             "stop_token_ids": st.sampled_from([(), (1,)]),
         }
     ),
@@ -195,26 +195,23 @@ def test_a_request_that_contradicts_itself_fails_alone(llm: LLM, more: Any, mess
 
 
 def test_preemption_takes_the_grammar_up_where_it_was(folder: Path) -> None:
-    common: dict[str, Any] = dict(device="reference", dtype="float32", block_size=4, max_model_len=96)
-    schema = SCHEMAS[1]
+    common: dict[str, Any] = dict(device="reference", dtype="float32", block_size=4, max_model_len=64)
+    pattern = form("regex", "(ab|[c-f]){30}")
     params = [
-        SamplingParams(temperature=2.0, seed=seed, max_tokens=80, structured_output=form("json_schema", schema))
-        for seed in range(6)
+        SamplingParams(temperature=2.0, seed=seed, max_tokens=56, structured_output=pattern) for seed in range(4)
     ]
-    prompts = ["The dog " * 2] * len(params)
 
-    def texts(**options: Any) -> tuple[list[RequestOutput], int, int]:
+    def texts(**options: Any) -> tuple[list[str], int, int]:
         with LLM(str(folder), **common, **options) as llm:
-            outputs = llm.generate(prompts, params)
-            return outputs, llm.built.engine.scheduler.num_preemptions, llm.built.capacity.kv.total_bytes
+            outputs = llm.generate(["The dog"] * len(params), params)
+            scheduler, kv = llm.built.engine.scheduler, llm.built.capacity.kv
+            return [output.outputs[0].text for output in outputs], scheduler.num_preemptions, kv.total_bytes
 
     alone, none, room = texts(max_num_seqs=1)
-    together, many, _ = texts(kv_memory=str(int(room * 1.3)), max_num_seqs=6)
+    together, many, _ = texts(kv_memory=str(int(room * 1.3)), max_num_seqs=4)
     assert (none, many > 0) == (0, True)
-    assert [o.outputs[0].text for o in together] == [o.outputs[0].text for o in alone]
-    for output in together:
-        if output.outputs[0].finish_reason == "stop":
-            jsonschema.validate(json.loads(output.outputs[0].text), schema)
+    assert together == alone
+    assert all(re.fullmatch("(ab|[c-f]){30}", text) for text in together)
 
 
 def test_wrong_schemas_are_refused_before_anything_is_queued(llm: LLM, folder: Path) -> None:
