@@ -81,6 +81,7 @@ def test_prefix_hit_equals_miss(checkpoint: Any) -> None:
     folder, _, prompts, expected = checkpoint
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     with LLM(str(folder), device="reference", dtype="float32", skip_tokenizer_init=True, block_size=4) as llm:
+        outputs = []
         for _ in range(2):
             outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
             assert [output.outputs[0].token_ids for output in outputs] == expected

@@ -68,7 +68,8 @@ def oracle(llm: LLM) -> Any:
             heads = values.shape[0] // 64
             values = values.view(heads, 32, 2, -1).transpose(1, 2).reshape(values.shape)
         state[name] = values
-    model = LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config)
+    model.eval()
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert missing == ["lm_head.weight"] and not unexpected
     model.tie_weights()
@@ -117,7 +118,7 @@ def test_answers_equal_transformers(llm: LLM, oracle: Any) -> None:
 def test_twenty_answers_of_64_tokens_equal_transformers(llm: LLM) -> None:
     """Against transformers' own reading of the file, which takes minutes."""
     path = Path(llm.built.model.path)
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     check(llm, model.eval(), PROMPTS, 64)
 
 

@@ -52,7 +52,7 @@ def tiny_config(model_type: str, **overrides: Any) -> Any:
 def tiny_model(model_type: str, *, seed: int = 0, attn: str = "eager", **overrides: Any) -> PreTrainedModel:
     """A model with every weight random: zero biases and unit norms would hide mistakes."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(
+    model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         tiny_config(model_type, **overrides), attn_implementation=attn, dtype=torch.float32
     ).eval()
     generator = torch.Generator().manual_seed(seed)
