@@ -40,8 +40,7 @@ struct Step {
 };
 
 // Owns the arena and the records. Weights and caches are the caller's and outlive it.
-// After the last record was added a step allocates nothing, except when a batch needs more attention tasks than any
-// before it.
+// Inside a step's parallel region nothing is allocated.
 class Program {
   public:
     // Throws std::bad_alloc.
