@@ -78,8 +78,8 @@ class BlockManager:
         prefix_caching: bool = True,
         hash_seed: int = 0,
     ) -> None:
-        """num_blocks: per group, the null block included."""
-        assert len(groups) == len(num_blocks) >= 1, (groups, num_blocks)
+        """num_blocks: per group, the null block included. Without groups nothing is cached, and all fit."""
+        assert len(groups) == len(num_blocks), (groups, num_blocks)
         self.block_size = block_size
         self.groups = tuple(groups)
         self.pools = tuple(BlockPool(n) for n in num_blocks)
@@ -98,7 +98,7 @@ class BlockManager:
             chunk = (num_blocks[index] - 2) * block_size - self._windows[index] + 1
             assert chunk >= 1, f"{num_blocks[index]} blocks do not hold a window of {self._windows[index]} tokens"
             self.max_chunk = min(self.max_chunk, chunk)
-        self._prefix_caching = prefix_caching
+        self._prefix_caching = prefix_caching and bool(groups)
         self._hash_seed = hash_seed
         self._published: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
         self._last_done_step = 0

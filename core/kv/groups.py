@@ -26,10 +26,12 @@ class KVGroup:
 
 
 def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
-    """The KV groups of a model, full before sliding, then by window.
+    """The KV groups of a model, full before sliding, then by window; an encoder has none.
 
     A window that no sequence can outgrow is no window: such layers join the full group.
     """
+    if spec.kind == "encoder":
+        return ()
     by_window: dict[int, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         window = layer.attn.window

@@ -49,6 +49,8 @@ def size_kv(
 
     Never more than `max_num_seqs` such requests need; each group gets its null block besides.
     """
+    if not groups:
+        return KVSize(num_blocks=(), total_bytes=0, num_full_length=float(max_num_seqs))
     each = request_bytes(groups, plan, max_model_len, max_num_batched_tokens)
     usable = num_bytes - sum(plan.block_bytes)
     num_requests = min(float(max_num_seqs), max(usable, 0) / each)

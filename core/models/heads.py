@@ -55,6 +55,12 @@ def with_default_pooler(spec: ModelSpec, config: HFConfig) -> ModelSpec:
     return spec
 
 
+def vector_size(spec: ModelSpec) -> int:
+    """Numbers in the vector of a request."""
+    dense = spec.pooler.dense if spec.pooler is not None else ()
+    return dense[-1].out_features if dense else spec.hidden_size
+
+
 def with_head_names(names: NameTable, spec: ModelSpec) -> NameTable:
     """A family's table with the head's layers, which are stored as they are called if the family says no more."""
     own: dict[str, str] = {}

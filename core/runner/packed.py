@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..stages import Array, ForwardBatch, IntArray, PromptLogprobsBatch, SamplingBatch, StepInput
+from ..stages import Array, ForwardBatch, IntArray, PoolingBatch, PromptLogprobsBatch, SamplingBatch, StepInput
 
 ALIGN_WORDS = 16
 """Each array begins at a multiple of 64 bytes: kernels are compiled for the alignment of their pointers."""
 
-Part = TypeVar("Part", ForwardBatch, SamplingBatch, PromptLogprobsBatch)
+Part = TypeVar("Part", ForwardBatch, SamplingBatch, PromptLogprobsBatch, PoolingBatch)
 _FIELDS = {
     kind: tuple(field.name for field in dataclasses.fields(kind))
-    for kind in (ForwardBatch, SamplingBatch, PromptLogprobsBatch)
+    for kind in (ForwardBatch, SamplingBatch, PromptLogprobsBatch, PoolingBatch)
 }
 
 
@@ -56,6 +56,7 @@ class PackedStep:
             forward=_map_arrays(layout.forward, look),
             sampling=None if layout.sampling is None else _map_arrays(layout.sampling, look),
             prompt_logprobs=None if layout.prompt_logprobs is None else _map_arrays(layout.prompt_logprobs, look),
+            pooling=None if layout.pooling is None else _map_arrays(layout.pooling, look),
         )
 
 
@@ -78,6 +79,7 @@ def pack(batch: StepInput) -> PackedStep:
         forward=forward,
         sampling=None if batch.sampling is None else _map_arrays(batch.sampling, place),
         prompt_logprobs=None if batch.prompt_logprobs is None else _map_arrays(batch.prompt_logprobs, place),
+        pooling=None if batch.pooling is None else _map_arrays(batch.pooling, place),
     )
     words = np.empty(size, np.int32)
     for start, array in arrays:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..models.spec import Pooling
 from ..platform import Pending, Runner, RunnerConfig
 from ..sampling.state import SamplingState
 from ..sampling.validate import ProcessorFactories
@@ -19,6 +20,7 @@ from ..stages import (
     LogprobArrays,
     NewRequest,
     Plan,
+    PoolingBatch,
     PromptLogprobsBatch,
     Row,
     SamplingBatch,
@@ -55,6 +57,9 @@ class ModelRunner:
         self._epochs = np.full(slots, -1, np.int64)
         self._num_prompt_tokens = np.zeros(slots, np.int64)
         self._prompt_logprobs: dict[int, int] = {}
+        self._pooling: dict[int, Pooling] = {}
+        has_types = config.spec.num_token_types > 0
+        self._token_types = np.zeros((slots, length), np.int32) if has_types else None
         self._rope_rows = np.zeros(slots, np.int32)
         self._block_tables = [np.full((slots, blocks), -1, np.int32) for _ in config.groups]
         self._num_blocks = [[0] * slots for _ in config.groups]
@@ -63,13 +68,14 @@ class ModelRunner:
         """Begin a step. Raises OutOfMemory or DeviceLost."""
         for new in plan.new:
             self._admit(new)
-        batch, samples, prompts = self._build(plan.rows)
-        return RunningStep(self, plan, self.runner.step(batch), samples, prompts)
+        batch, samples, prompts, pooled = self._build(plan.rows)
+        return RunningStep(self, plan, self.runner.step(batch), samples, prompts, pooled)
 
     def reset(self) -> None:
         """Forget all requests."""
         self._epochs[:] = -1
         self._prompt_logprobs.clear()
+        self._pooling.clear()
 
     # ---- building a step ----------------------------------------------------------------------------------
     def _admit(self, new: NewRequest) -> None:
@@ -87,9 +93,15 @@ class ModelRunner:
             self._prompt_logprobs.pop(slot, None)
         else:
             self._prompt_logprobs[slot] = wanted
+        self._pooling.pop(slot, None)
+        if new.pooling is not None:
+            self._pooling[slot] = new.pooling
+        if self._token_types is not None:
+            self._token_types[slot] = 0
+            self._token_types[slot, : len(new.token_types)] = new.token_types
         self._sampling.add(slot, new)
 
-    def _build(self, rows: Sequence[Row]) -> "tuple[StepInput, Samples, list[PromptRange]]":
+    def _build(self, rows: Sequence[Row]) -> "tuple[StepInput, Samples, list[PromptRange], list[int]]":
         num_reqs = len(rows)
         slots = np.fromiter((row.slot for row in rows), np.int64, num_reqs)
         counts = np.fromiter((row.num_tokens for row in rows), np.int64, num_reqs)
@@ -116,6 +128,7 @@ class ModelRunner:
         input_ids = self._token_ids[token_slots, positions]
         samples, logits_indices, sampling = self._sampling_batch(rows, ends, query_start_loc)
         prompts, prompt_logprobs = self._prompt_logprobs_batch(rows, starts, ends, query_start_loc)
+        pooled, pooling = self._pooling_batch(rows, ends, query_start_loc)
         forward = ForwardBatch(
             input_ids=input_ids,
             positions=positions.astype(np.int32),
@@ -128,11 +141,13 @@ class ModelRunner:
             ],
             logits_indices=logits_indices,
             token_slots=token_slots.astype(np.int32) if (input_ids == UNKNOWN).any() else None,
+            token_types=self._token_types[token_slots, positions] if self._token_types is not None else None,
             rope_rows=self._rope_rows[token_slots] if self._rope_original_len else None,
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
         )
-        return StepInput(forward=forward, sampling=sampling, prompt_logprobs=prompt_logprobs), samples, prompts
+        batch = StepInput(forward=forward, sampling=sampling, prompt_logprobs=prompt_logprobs, pooling=pooling)
+        return batch, samples, prompts, pooled
 
     def _append_blocks(self, group: int, slot: int, new_blocks: Sequence[int]) -> None:
         start = self._num_blocks[group][slot]
@@ -204,9 +219,34 @@ class ModelRunner:
         )
         return ranges, batch
 
+    def _pooling_batch(
+        self, rows: Sequence[Row], ends: npt.NDArray[np.int64], query_start_loc: IntArray
+    ) -> tuple[list[int], PoolingBatch | None]:
+        """The rows that end a prompt whose vector was asked for, and which of their tokens make it."""
+        if not self._pooling:
+            return [], None
+        done = [
+            i
+            for i, row in enumerate(rows)
+            if row.slot in self._pooling and ends[i] >= self._num_prompt_tokens[row.slot]
+        ]
+        if not done:
+            return [], None
+        first, behind = query_start_loc[:-1][done], query_start_loc[1:][done]
+        kinds = [self._pooling[rows[i].slot] for i in done]
+        is_first, is_last = (np.array([kind == wanted for kind in kinds]) for wanted in ("cls", "last"))
+        return done, PoolingBatch(
+            starts=np.where(is_last, behind - 1, first), ends=np.where(is_first, first + 1, behind)
+        )
+
     # ---- reading a step's output --------------------------------------------------------------------------
     def finish(
-        self, plan: Plan, output: StepOutput, samples: "Samples", prompts: "Sequence[PromptRange]"
+        self,
+        plan: Plan,
+        output: StepOutput,
+        samples: "Samples",
+        prompts: "Sequence[PromptRange]",
+        pooled: Sequence[int] = (),
     ) -> StepResult:
         """Remember sampled tokens and sort the output by row."""
         tokens: list[int] = output.token_ids.tolist()
@@ -239,6 +279,7 @@ class ModelRunner:
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            pooled={} if output.pooled is None else dict(zip(pooled, output.pooled, strict=True)),
             failed=self._failed(samples) if self._sampling.failures else {},
         )
 
@@ -290,12 +331,14 @@ class RunningStep:
         pending: Pending,
         samples: Samples,
         prompts: Sequence[PromptRange],
+        pooled: Sequence[int],
     ) -> None:
         self._owner = owner
         self._plan = plan
         self._pending = pending
         self._samples = samples
         self._prompts = prompts
+        self._pooled = pooled
 
     def ready(self) -> bool:
         """True if `result` would not wait."""
@@ -303,7 +346,8 @@ class RunningStep:
 
     def result(self) -> StepResult:
         """Wait for the step; call once, in the order of submission."""
-        return self._owner.finish(self._plan, self._pending.result(), self._samples, self._prompts)
+        output = self._pending.result()
+        return self._owner.finish(self._plan, output, self._samples, self._prompts, self._pooled)
 
 
 def build_model_runner(

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..models.decoder import compute_logits, decoder
+from ..models.encoder import encoder
+from ..models.pooler import pool
 from ..models.spec import ModelSpec
 from ..ops import OpTable
 from ..sampling.sampler import Sampled, sample_step
-from ..stages import Array, ForwardBatch, KVCaches, SamplingBatch
+from ..stages import Array, ForwardBatch, KVCaches, PoolingBatch, SamplingBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,7 @@ class StepArrays:
 
     hidden_states: Array  # [num_tokens, hidden_size]
     sampled: Sampled | None
+    pooled: Array | None  # float32 [num_pooled, n]
     kv: KVCaches
     last_tokens: Array  # [max_num_seqs] int32
 
@@ -31,14 +34,22 @@ def run_step(
     last_tokens: Array,
     batch: ForwardBatch,
     sampling: SamplingBatch | None,
+    pooling: PoolingBatch | None = None,
 ) -> StepArrays:
-    """Run the model over `batch` and sample where `sampling` asks. All arrays are on the device."""
-    hidden_states, kv = decoder(ops, spec, params, kv, batch)
-    if sampling is None:
-        return StepArrays(hidden_states=hidden_states, sampled=None, kv=kv, last_tokens=last_tokens)
-    logits = compute_logits(ops, spec, params, ops.gather(hidden_states, batch.logits_indices))
-    sampled, last_tokens = sample_and_remember(ops, logits, last_tokens, sampling)
-    return StepArrays(hidden_states=hidden_states, sampled=sampled, kv=kv, last_tokens=last_tokens)
+    """Run the model over `batch`; sample where `sampling` asks, make vectors where `pooling` does.
+
+    All arrays are on the device.
+    """
+    if spec.kind == "encoder":
+        hidden_states = encoder(ops, spec, params, batch)
+    else:
+        hidden_states, kv = decoder(ops, spec, params, kv, batch)
+    sampled = None
+    if sampling is not None:
+        logits = compute_logits(ops, spec, params, ops.gather(hidden_states, batch.logits_indices))
+        sampled, last_tokens = sample_and_remember(ops, logits, last_tokens, sampling)
+    pooled = None if pooling is None else pool(ops, spec, params, hidden_states, pooling)
+    return StepArrays(hidden_states=hidden_states, sampled=sampled, pooled=pooled, kv=kv, last_tokens=last_tokens)
 
 
 def sample_and_remember(

@@ -21,6 +21,7 @@ from ..stages import (
     IntArray,
     KVCaches,
     LogprobArrays,
+    PoolingBatch,
     PromptLogprobsBatch,
     SamplingBatch,
     StepInput,
@@ -115,7 +116,7 @@ class TorchRunner(Runner):
     def warmup(self) -> None:
         """Run one token through the model, into the null block, so that the first request pays for nothing."""
         one = np.zeros(1, np.int32)
-        groups = len(self.config.groups)
+        groups, is_pooling = len(self.config.groups), self.config.spec.pooler is not None
         self.step(
             StepInput(
                 forward=ForwardBatch(
@@ -126,11 +127,13 @@ class TorchRunner(Runner):
                     block_tables=[np.zeros((1, 1), np.int32)] * groups,
                     slot_mappings=[one - 1] * groups,
                     logits_indices=one,
+                    token_types=one,
                     rope_rows=one,
                     max_query_len=1,
                     max_seq_len=1,
                 ),
-                sampling=SamplingBatch(rows=one, slots=one, positions=one, seeds=one),
+                sampling=None if is_pooling else SamplingBatch(rows=one, slots=one, positions=one, seeds=one),
+                pooling=PoolingBatch(starts=one, ends=one + 1) if is_pooling else None,
             )
         ).result()
 
@@ -145,9 +148,13 @@ class TorchRunner(Runner):
             if sampled is not None:
                 results = [sampled.token_ids, *(sampled.logprobs or ())]
             results += prompts
+            if arrays.pooled is not None:
+                results.append(arrays.pooled)
 
             def finish(words: IntArray) -> StepOutput:
-                return _output(cut(words, results), sampled, bool(prompts), time.perf_counter() - start_s)
+                rest = cut(words, results)
+                pooled = rest.pop() if arrays.pooled is not None else None
+                return _output(rest, sampled, bool(prompts), pooled, time.perf_counter() - start_s)
 
             if not results:
                 return Done(finish(np.empty(0, np.int32)))
@@ -159,7 +166,14 @@ class TorchRunner(Runner):
         moved = self.move(batch)
         assert self._kv is not None
         arrays = run_step(
-            self.ops, self.config.spec, self._params, self._kv, self._last_tokens, moved.forward, moved.sampling
+            self.ops,
+            self.config.spec,
+            self._params,
+            self._kv,
+            self._last_tokens,
+            moved.forward,
+            moved.sampling,
+            moved.pooling,
         )
         self._kv, self._last_tokens = arrays.kv, arrays.last_tokens
         return arrays, self._prompt_logprobs(moved.prompt_logprobs, arrays.hidden_states)
@@ -236,7 +250,11 @@ class Done:
 
 
 def _output(
-    arrays: Sequence[npt.NDArray[Any]], sampled: Sampled | None, has_prompts: bool, step_s: float
+    arrays: Sequence[npt.NDArray[Any]],
+    sampled: Sampled | None,
+    has_prompts: bool,
+    pooled: npt.NDArray[np.float32] | None,
+    step_s: float,
 ) -> StepOutput:
     """Sort a step's results on the host: token ids, then four arrays for each kind of log probabilities."""
     rest = list(arrays)
@@ -244,6 +262,7 @@ def _output(
         token_ids=rest.pop(0) if sampled is not None else np.empty(0, np.int32),
         logprobs=_take_logprobs(rest) if sampled is not None and sampled.logprobs is not None else None,
         prompt_logprobs=_take_logprobs(rest) if has_prompts else None,
+        pooled=pooled,
         timings={"step_s": step_s},
     )
 

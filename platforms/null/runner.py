@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.errors import OutOfMemory
+from headrace.core.models.heads import vector_size
 from headrace.core.platform import Device, KVPlan, Memory, Runner, RunnerConfig
 from headrace.core.sampling.params import GREEDY_EPSILON
 from headrace.core.stages import (
@@ -75,6 +76,10 @@ class NullRunner(Runner):
             asked = batch.prompt_logprobs
             prompt = self._uniform(np.asarray(asked.targets, np.int32), asked.num_logprobs)
             output = StepOutput(token_ids=output.token_ids, logprobs=output.logprobs, prompt_logprobs=prompt)
+        if batch.pooling is not None:
+            size = vector_size(self.config.spec)
+            pooled = np.zeros((len(batch.pooling.starts), size), np.float32)
+            output = StepOutput(token_ids=output.token_ids, pooled=pooled)
         return NullStep(output)
 
     def memory(self) -> Memory:
@@ -107,6 +112,8 @@ class NullRunner(Runner):
             kept = slots >= 0
             checksums[slots[kept]] = state[kept]
             states.append(state)
+        if not states:  # an encoder keeps nothing
+            return running
         result = states[0]
         for state in states[1:]:
             result = result + (state - states[0]) * _MULTIPLIERS[0]
