@@ -1,4 +1,4 @@
-"""`headrace chat`: a conversation in the terminal, with a model in this process."""
+"""`headrace chat`: a conversation in the terminal, with a model in this process or behind a URL."""
 
 import dataclasses
 import sys
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..llm import LLM
     from ..sampling.params import SamplingParams
     from ..stages import RequestOutput
+    from .remote import RemoteChat
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer"
 
@@ -24,15 +25,32 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops 
 @click.command()
 @click.argument("model", default=None, required=False)
 @click.option("--system", metavar="TEXT", help="System message of the conversation.")
+@click.option("--url", metavar="URL", help="Chat with a server of OpenAI's API instead of loading a model.")
+@click.option("--api-key", metavar="KEY", help="Key for --url; default: HEADRACE_API_KEY or OPENAI_API_KEY.")
 @sampling_options
 @engine_options
-def command(model: str | None, system: str | None, sampling: dict[str, Any], flags: dict[str, Any]) -> None:
+def command(
+    model: str | None,
+    system: str | None,
+    url: str | None,
+    api_key: str | None,
+    sampling: dict[str, Any],
+    flags: dict[str, Any],
+) -> None:
     """Chat with a model in the terminal.
 
-    /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer. Lines can also be piped in.
+    With --url, MODEL is a name that the server has for it, by default the first that it lists. /reset forgets the
+    conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer. Lines can also be piped in.
     """
     config = engine_config(flags, model=model)
     check_sampling(sampling)
+    if url is not None:
+        from .remote import RemoteChat
+
+        remote = RemoteChat(url, model=model or "", api_key=api_key or "")
+        click.echo(f"chatting with {remote.model}", err=True)
+        _converse(lambda messages: _answer_remote(remote, messages, sampling), system)
+        return
 
     with start_llm(config) as llm:
         if not llm.has_chat_template:
@@ -41,10 +59,11 @@ def command(model: str | None, system: str | None, sampling: dict[str, Any], fla
                 code="no_chat_template",
                 remedies=["--chat-template FILE", "headrace complete MODEL PROMPT"],
             )
-        _converse(llm, dataclasses.replace(llm.default_sampling_params, **sampling), system)
+        params = dataclasses.replace(llm.default_sampling_params, **sampling)
+        _converse(lambda messages: _answer(llm, messages, params), system)
 
 
-def _converse(llm: "LLM", params: "SamplingParams", system: str | None) -> None:
+def _converse(answer_to: Callable[[list[dict[str, str]]], str], system: str | None) -> None:
     start = [{"role": "system", "content": system}] if system else []
     messages = list(start)
     click.echo(_HELP, err=True)
@@ -59,7 +78,7 @@ def _converse(llm: "LLM", params: "SamplingParams", system: str | None) -> None:
             click.echo(f"no such command; {_HELP}", err=True)
         elif line.strip():
             messages.append({"role": "user", "content": line})
-            answer = _answer(llm, messages, params)
+            answer = answer_to(messages)
             if answer:
                 messages.append({"role": "assistant", "content": answer})
             else:
@@ -78,6 +97,26 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams"
         if pressed():
             click.echo("(stopped)", err=True)
         return text
+
+
+def _answer_remote(remote: "RemoteChat", messages: list[dict[str, str]], sampling: dict[str, Any]) -> str:
+    """The same with a server."""
+    from .remote import Stopped, stopped_by_interrupt
+
+    text = ""
+    try:
+        with stopped_by_interrupt():
+            for piece in remote.stream(messages, sampling):
+                text += piece
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    except Stopped:
+        click.echo("\n(stopped)", err=True)
+    except RequestError as error:
+        click.echo(f"error: {error}", err=True)
+    if text and not text.endswith("\n"):
+        click.echo()
+    return text
 
 
 def _until(outputs: "Iterator[RequestOutput]", pressed: Callable[[], bool]) -> "Iterator[RequestOutput]":

@@ -10,6 +10,7 @@ COMMANDS: dict[str, str] = {
     "complete": "Complete a prompt, or answer it if the model is an instruct model.",
     "chat": "Chat with a model in the terminal.",
     "serve": "Serve a model over HTTP, with OpenAI's API.",
+    "run-batch": "Answer a file of requests in OpenAI's batch format.",
     "plan": "Show what a model needs and whether it fits; loads nothing.",
     "devices": "List platforms and devices, and why some cannot be used.",
     "doctor": "Try a device for real: allocate, multiply, choose op providers.",

@@ -94,7 +94,7 @@ class Server:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "30"})
         if not self.is_loaded:
             raise ApiError(503, "the model is being loaded", code="loading_model", headers={"Retry-After": "5"})
-        if name and name not in self.names:
+        if name and name not in self.names and name != self.config.model.model:
             message = f"no model {name!r}; this server has {', '.join(self.names)}"
             raise ApiError(404, message, code="model_not_found", param="model")
 

@@ -1,0 +1,145 @@
+"""`headrace run-batch`: OpenAI's batch format, whole and resumed, against the Python API."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import LLM, SamplingParams
+from headrace.core.errors import RequestError
+from headrace.core.server.batch import read_answers, read_batch
+
+_PROGRAM = "from headrace.core.cli import main; main()"
+
+
+def write_batch(path: Path, count: int, **body: Any) -> Path:
+    """A batch of completions, their prompts numbered."""
+    lines = [
+        {
+            "custom_id": f"request-{i}",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": "tiny", "prompt": f"Number {i}", "max_tokens": 10, "temperature": 0, **body},
+        }
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def command(source: Path, target: Path, model: Path, *more: str) -> list[str]:
+    """The command line."""
+    options = ["--model", str(model), "--device", "null", "--load-format", "dummy", "--kv-memory", "8MiB", *more]
+    return [sys.executable, "-c", _PROGRAM, "run-batch", str(source), str(target), *options]
+
+
+def run(source: Path, target: Path, model: Path) -> dict[str, Any]:
+    """Run it to its end; the summary."""
+    done = subprocess.run(command(source, target, model, "--json"), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def answers(path: Path) -> dict[str, Any]:
+    """Answers by custom_id; each stands there once."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_a_batch(tmp_path: Path, model_folder: Path, llm: LLM) -> None:
+    source = write_batch(tmp_path / "in.jsonl", 5)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
+    bad = {**chat, "temperature": -3}
+    with source.open("a") as file:
+        for name, body, url in (
+            ("chat", chat, "/v1/chat/completions"),
+            ("bad", bad, "/v1/chat/completions"),
+            ("other", {"model": "tiny", "input": "x"}, "/v1/embeddings"),
+        ):
+            file.write("\n" + json.dumps({"custom_id": name, "url": url, "method": "POST", "body": body}) + "\n")
+    target = tmp_path / "out.jsonl"
+    summary = run(source, target, model_folder)
+    assert (summary["num_requests"], summary["num_completed"], summary["num_failed"]) == (8, 6, 2)
+    found = answers(target)
+    params = SamplingParams(temperature=0, max_tokens=10)
+    for i in range(5):
+        answer = found[f"request-{i}"]
+        assert answer["error"] is None and answer["id"].startswith("batch_req")
+        assert answer["response"]["status_code"] == 200
+        wanted = llm.generate(f"Number {i}", params)[0].outputs[0].text
+        assert answer["response"]["body"]["choices"][0]["text"] == wanted
+        assert answer["response"]["request_id"] == answer["response"]["body"]["id"]
+    assert found["chat"]["response"]["body"]["object"] == "chat.completion"
+    assert found["bad"]["response"]["status_code"] == 400
+    assert found["bad"]["response"]["body"]["error"]["code"] == "invalid_sampling_params"
+    assert found["other"]["response"]["status_code"] == 404
+
+    again = run(source, target, model_folder)
+    assert (again["num_skipped"], again["num_completed"]) == (8, 0)
+
+
+def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path) -> None:
+    source = write_batch(tmp_path / "in.jsonl", 300, max_tokens=200, ignore_eos=True)
+    target = tmp_path / "out.jsonl"
+    process = subprocess.Popen(
+        command(source, target, model_folder, "--max-num-seqs", "8"),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    )
+    deadline_s = time.monotonic() + 60
+    while not target.exists() or not target.stat().st_size:
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 130, log
+    assert "goes on from there" in log
+    num_before = len(target.read_text().splitlines())
+    assert 0 < num_before < 300
+    with target.open("a") as file:
+        file.write('{"id": "batch_req-1", "custom_id": "requ')  # cut off by a crash
+    summary = run(source, target, model_folder)
+    assert (summary["num_skipped"], summary["num_completed"]) == (num_before, 300 - num_before)
+    assert set(answers(target)) == {f"request-{i}" for i in range(300)}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no request"),
+        ("{", "line 1: not JSON"),
+        ("[]", "line 1: not an object"),
+        ('{"url": "/v1/completions", "body": {}}', "line 1: no custom_id"),
+        ('{"custom_id": "a", "url": "/v1/files", "body": {}}', "line 1: url"),
+        ('{"custom_id": "a", "method": "GET", "url": "/v1/completions", "body": {}}', "line 1: method"),
+        ('{"custom_id": "a", "url": "/v1/completions"}', "line 1: no body"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {}}\n' * 2, "line 2: custom_id 'a' stands in line 1"),
+    ],
+)
+def test_files_that_are_no_batch(tmp_path: Path, text: str, problem: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(text)
+    with pytest.raises(RequestError, match="in.jsonl") as error:
+        list(read_batch(source))
+    assert problem in str(error.value)
+
+
+def test_answers_that_are_none(tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    assert read_answers(target) == set()
+    target.write_text('{"custom_id": "a"}\n{"custom_id": "b"}')  # whole, but for the newline
+    assert read_answers(target) == {"a", "b"}
+    assert target.read_text() == '{"custom_id": "a"}\n{"custom_id": "b"}\n'
+    target.write_text("dear diary\n")
+    with pytest.raises(RequestError, match="line 1 is no answer"):
+        read_answers(target)
