@@ -1,0 +1,64 @@
+"""The simulated device: the stock runner on tensors that refuse to be mixed with the host's."""
+
+from collections.abc import Mapping, Sequence
+
+from headrace.core.config import EngineConfig
+from headrace.core.errors import DeviceUnavailable
+from headrace.core.models.needs import FEATURES
+from headrace.core.ops import OpTable
+from headrace.core.platform import Caps, Device, Memory, OpProvider, Platform, Status
+from headrace.core.runner.torch import TorchDevice
+from headrace.kernels.torch.attention import paged_attention
+
+from ..cpu.memory import host_memory
+from .detect import detect, sim_info
+
+
+class SimPlatform(Platform):
+    """Opens the one simulated device."""
+
+    def open(self, ids: Sequence[str], config: EngineConfig) -> Device:
+        """Open it. Raises DeviceUnavailable for an id other than 0 or emulated, or if torch cannot."""
+        if list(ids) not in ([], ["0"], ["emulated"]):
+            raise DeviceUnavailable(f"device sim has one device, 0; got {','.join(ids)}", remedies=["--device sim"])
+        probe = detect()
+        if probe.status != Status.OK:
+            raise DeviceUnavailable(f"device sim cannot be used: {probe.reason}", remedies=[probe.fix])
+        return SimDevice()
+
+
+class SimDevice(TorchDevice):
+    """Real numbers in host memory behind a device of its own."""
+
+    def __init__(self) -> None:
+        from . import tensor
+
+        self._counts = tensor.COUNTS
+        caps = Caps(dtypes=("float32", "bfloat16", "float16"), shared_memory=True, features=frozenset(FEATURES))
+        super().__init__(info=sim_info(), caps=caps, torch_device=f"{tensor.NAME}:0")
+
+    def memory(self) -> Memory:
+        """The machine's memory."""
+        return host_memory()
+
+    def providers(self) -> Sequence[OpProvider]:
+        """Attention that reads no value on the host; the definitions serve everything else."""
+        return (
+            OpProvider(
+                name="torch-tiles",
+                ops={
+                    "new_kv_cache": OpTable.new_kv_cache,
+                    "write_kv": OpTable.write_kv,
+                    "paged_attention": paged_attention,
+                },
+            ),
+        )
+
+    def describe(self) -> Mapping[str, str]:
+        """What has been counted so far."""
+        counts = self._counts
+        return {
+            "copies_in": str(counts.copies_in),
+            "copies_out": str(counts.copies_out),
+            "host_syncs": str(counts.host_syncs),
+        }
