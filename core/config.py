@@ -39,6 +39,11 @@ class ModelConfig:
     )
     allow_pickle: bool = option(False, "read .bin checkpoints (pickle, weights only)", cli=True)
     offline: bool = option(False, "never ask the hub or a package index", cli=True)
+    pooling: str = option(
+        "auto",
+        "auto is what the checkpoint says; mean, cls or last makes embeddings with any model",
+        choices=("auto", "mean", "cls", "last"),
+    )
     tokenizer: str = option("", "folder or hub id of the tokenizer; empty for the model's own")
     skip_tokenizer_init: bool = option(False, "token ids in and out, no tokenizer")
     chat_template: str = option("", "file with a chat template; empty for the model's own", cli=True)
@@ -46,6 +51,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
+        _check_choice("pooling", self.pooling, ("auto", "mean", "cls", "last"))
         _check_auto_or_positive("max_model_len", self.max_model_len)
 
 

@@ -11,8 +11,11 @@ from .config import EngineConfig
 from .engine.build import Built, build_engine
 from .engine.engine import Engine
 from .errors import ModelError, RequestError, Unsupported
+from .pooling.outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
+from .pooling.params import PoolingParams
+from .pooling.tasks import PoolingRequest, TextInput
 from .sampling.params import SamplingParams
-from .stages import RequestOutput
+from .stages import FloatArray, RequestOutput
 from .text.chat import ChatTemplate
 from .text.tokenizer import Tokenizer
 
@@ -144,6 +147,55 @@ class LLM:
         request_id = self._add(text, tokens, sampling_params or self.default_sampling_params)
         return self._follow(request_id)
 
+    def embed(
+        self, prompts: TextInput | Sequence[TextInput], pooling_params: PoolingParams | None = None
+    ) -> list[EmbeddingOutput]:
+        """The embedding of one text or several. A tuple of two strings is one pair; a list holds several texts.
+
+        Raises RequestError, with the code "not_supported" if the model makes no embeddings.
+        """
+        tasks, params = self.built.pooling, pooling_params or PoolingParams()
+        tasks.require("embed")
+        requests = self._prepare(prompts, params)
+        vectors = self._pool(requests)
+        return [tasks.embedding(each, vector, params) for each, vector in zip(requests, vectors, strict=True)]
+
+    def classify(
+        self, prompts: TextInput | Sequence[TextInput], pooling_params: PoolingParams | None = None
+    ) -> list[ClassificationOutput]:
+        """The scores of all labels for one text or several. Raises RequestError as `embed` does."""
+        tasks, params = self.built.pooling, pooling_params or PoolingParams()
+        tasks.require("classify")
+        requests = self._prepare(prompts, params)
+        vectors = self._pool(requests)
+        return [tasks.classes(each, vector, params) for each, vector in zip(requests, vectors, strict=True)]
+
+    def score(
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        pooling_params: PoolingParams | None = None,
+    ) -> list[ScoreOutput]:
+        """How well each document fits the query (or its own one, if there are as many queries as documents).
+
+        A classifier with one label reads query and document together; with an embedding model it is the cosine of
+        their embeddings. Raises RequestError as `embed` does.
+        """
+        tasks, params = self.built.pooling, pooling_params or PoolingParams()
+        tasks.require("score")
+        texts = [documents] if isinstance(documents, str) else list(documents)
+        queries = [query] if isinstance(query, str) else list(query)
+        if len(queries) not in (1, len(texts)):
+            raise RequestError(f"{len(queries)} queries do not go with {len(texts)} documents: give one, or as many")
+        if tasks.reads_pairs:
+            pairs = [(queries[i % len(queries)], text) for i, text in enumerate(texts)]
+            requests = self._prepare(pairs, params)
+            vectors = self._pool(requests)
+            return [tasks.pair_score(each, vector, params) for each, vector in zip(requests, vectors, strict=True)]
+        embedded = self.embed([*queries, *texts], params)
+        firsts, seconds = embedded[: len(queries)], embedded[len(queries) :]
+        return [tasks.similarity(firsts[i % len(firsts)], second) for i, second in enumerate(seconds)]
+
     def render_chat(self, messages: Sequence[Message], **template_options: Any) -> str:
         """The prompt that the chat template makes of a conversation."""
         if self._chat_template is None:
@@ -214,6 +266,46 @@ class LLM:
                 self._latest.pop(request_id, None)
             raise
         return [finished[request_id] for request_id in ids]
+
+    def _prepare(self, texts: TextInput | Sequence[TextInput], params: PoolingParams) -> list[PoolingRequest]:
+        """Tokens of all texts; all are checked before any runs."""
+        many: Sequence[Any] = [texts] if isinstance(texts, (str, Mapping, tuple)) else texts
+        prepared: list[PoolingRequest] = []
+        for index, text in enumerate(many):
+            try:
+                prepared.append(self.built.pooling.prepare(text, params))
+            except RequestError as error:
+                if len(many) == 1:
+                    raise
+                reason = f"text {index} of {len(many)}: {error.reason}"
+                raise RequestError(reason, code=error.code, remedies=error.remedies) from error
+        return prepared
+
+    def _pool(self, requests: Sequence[PoolingRequest]) -> list[FloatArray]:
+        """The vector of each request. Raises RequestError if one of them fails."""
+        ids: list[str] = []
+        vectors: dict[str, FloatArray] = {}
+        try:
+            for request in requests:
+                request_id = str(next(self._ids))
+                self._engine.add_pooling(
+                    request_id, request.token_ids, token_types=request.token_types, prompt=request.text
+                )
+                ids.append(request_id)
+            mine = set(ids)
+            while len(vectors) < len(ids):
+                for request_id in self._step():
+                    if request_id in mine:
+                        output = self._latest.pop(request_id)
+                        if output.pooled is None:
+                            raise RequestError(output.error or "the request was dropped")
+                        vectors[request_id] = output.pooled
+        except BaseException:
+            for request_id in ids:
+                self._engine.abort(request_id)
+                self._latest.pop(request_id, None)
+            raise
+        return [vectors[request_id] for request_id in ids]
 
     def _follow(self, request_id: str) -> Iterator[RequestOutput]:
         finished = False

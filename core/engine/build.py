@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ from ..kv.groups import kv_groups
 from ..models.config import HFConfig, read_config
 from ..models.declare import declare_params
 from ..models.gguf_config import config_from_gguf, gguf_names
+from ..models.heads import computes_in_one_step, with_asked_pooler, with_default_pooler, with_head_names
 from ..models.registry import find_family, read_spec
 from ..models.rope import rope_variants
+from ..models.sentence import SentencePrompts, dense_folders, read_prompts, with_sentence_modules
 from ..models.spec import ModelSpec
 from ..platform import Caps, Device, Gap, RunnerConfig, Status
 from ..plugin_loader import Plugins, load_plugins
+from ..pooling.tasks import PoolingTasks
 from ..progress import Report
 from ..runner.runner import build_model_runner
 from ..sampling.validate import ProcessorFactories
@@ -33,6 +36,7 @@ from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..units import format_bytes
 from ..weights.dummy import DummyParams
 from ..weights.gguf import GGUFSource
+from ..weights.joined import JoinedSource
 from ..weights.load import CheckpointParams
 from ..weights.names import NameTable
 from ..weights.open import open_weights
@@ -44,6 +48,7 @@ from .resolve import (
     Capacity,
     Choice,
     resolve_block_size,
+    resolve_budget,
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
@@ -66,6 +71,8 @@ class Model:
     names: NameTable
     gguf: GGUFSource | None
     """the open file, if the model is one GGUF"""
+    prompts: SentencePrompts = field(default_factory=SentencePrompts)
+    """what sentence-transformers puts before a text"""
 
     @property
     def folder(self) -> Path | None:
@@ -82,6 +89,7 @@ class Built:
     device: Device
     tokenizer: Tokenizer | None
     defaults: GenerationDefaults
+    pooling: PoolingTasks
     capacity: Capacity
     choices: tuple[Choice, ...]
     gaps: tuple[Gap, ...]
@@ -97,19 +105,21 @@ def describe_model(config: EngineConfig, report: Report) -> Model:
     if files.kind == "gguf":
         source = GGUFSource(files.path)
         hf_config = config_from_gguf(source.metadata, source.names(), source.read)
-        spec = read_spec(hf_config)
+        spec = with_asked_pooler(read_spec(hf_config), config.model.pooling)
         return Model(
             name=files.name, path=files.path, config=hf_config, spec=spec, names=gguf_names(spec), gguf=source
         )
     hf_config = read_config(files.path)
-    spec = read_spec(hf_config)
+    spec = with_sentence_modules(with_default_pooler(read_spec(hf_config), hf_config), files.path)
+    spec = with_asked_pooler(spec, config.model.pooling)
     return Model(
         name=files.name,
         path=files.path,
         config=hf_config,
         spec=spec,
-        names=find_family(hf_config.model_type).weights,
+        names=with_head_names(find_family(hf_config.model_type).weights, spec),
         gguf=None,
+        prompts=read_prompts(files.path),
     )
 
 
@@ -156,6 +166,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         gaps = resolve_gaps(device, model.spec)
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
         length = resolve_length(config, model.spec)
+        config = resolve_budget(config, model.spec, length)
         runner_config = RunnerConfig(
             spec=model.spec,
             dtype=dtype.value,
@@ -229,7 +240,12 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             depth=device.caps.depth,
             tokenizer=tokenizer,
             processors=processors,
-            limits=EngineLimits(vocab_size=model.spec.vocab_size, max_model_len=capacity.max_model_len),
+            limits=EngineLimits(
+                vocab_size=model.spec.vocab_size,
+                max_model_len=capacity.max_model_len,
+                pooling=model.spec.pooler.kind if model.spec.pooler is not None else None,
+                in_one_step=computes_in_one_step(model.spec),
+            ),
             clock=clock,
             grammars=grammars,
         )
@@ -240,6 +256,13 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             device=device,
             tokenizer=tokenizer,
             defaults=defaults,
+            pooling=PoolingTasks(
+                name=model.name,
+                spec=model.spec,
+                tokenizer=tokenizer,
+                max_model_len=capacity.max_model_len,
+                prompts=model.prompts,
+            ),
             capacity=capacity,
             choices=(
                 Choice(
@@ -292,7 +315,11 @@ def _load(
     if config.model.load_format == "dummy":
         load(DummyParams(params, seed=config.scheduler.seed, dtype=dtype))
         return
-    source: WeightSource = model.gguf or open_weights(model.path, allow_pickle=config.model.allow_pickle)
+    pickle = config.model.allow_pickle
+    source: WeightSource = model.gguf or open_weights(model.path, allow_pickle=pickle)
+    if folders := dense_folders(model.spec):
+        parts = {f"{name}.": open_weights(model.path / name, allow_pickle=pickle) for name in folders}
+        source = JoinedSource({"": source, **parts})
     try:
         load(CheckpointParams(params, source, model.names))
     finally:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..clock import Clock
 from ..errors import RequestError
+from ..models.spec import Pooling
 from ..sampling.params import SamplingParams
 from ..sampling.validate import ProcessorFactories, validate_params
 from ..scheduler.scheduler import Scheduler
@@ -26,6 +27,10 @@ class EngineLimits:
 
     vocab_size: int
     max_model_len: int
+    pooling: Pooling | None = None
+    """the model makes vectors in this way, and no text"""
+    in_one_step: bool = False
+    """a prompt must be computed in one step"""
 
 
 class Engine:
@@ -60,6 +65,8 @@ class Engine:
     def validate(self, prompt_token_ids: Sequence[int], sampling_params: SamplingParams) -> None:
         """Raise RequestError if `add` would refuse the request."""
         limits = self.limits
+        if limits.pooling is not None:
+            raise RequestError("this model makes vectors, not text", code="not_supported")
         check_prompt(prompt_token_ids, sampling_params, limits)
         validate_params(
             sampling_params,
@@ -126,6 +133,51 @@ class Engine:
                     output_token_ids=output_token_ids,
                 )
             )
+
+    def add_pooling(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        *,
+        token_types: Sequence[int] = (),
+        prompt: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        """Queue a request for a vector: `step` returns it once, with `pooled`. token_types: which text of a pair
+        each token belongs to; empty is all 0. Raises RequestError if it is invalid or its id is in use."""
+        limits, params = self.limits, SamplingParams(max_tokens=0, detokenize=False)
+        if request_id in self._children:
+            raise RequestError(f"request id {request_id!r} is in use")
+        if limits.pooling is None:
+            raise RequestError("this model makes text, not vectors", code="not_supported")
+        if len(token_types) not in (0, len(prompt_token_ids)):
+            raise RequestError(f"{len(prompt_token_ids)} tokens have {len(token_types)} token types")
+        check_prompt(prompt_token_ids, params, limits)
+        arrival_s = self.clock.now_s()
+        self._outputs.add(
+            request_id,
+            [request_id],
+            prompt=prompt,
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=params,
+            arrival_s=arrival_s,
+            final_only=True,
+        )
+        self._children[request_id] = [request_id]
+        self.scheduler.add(
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt_token_ids,
+                sampling_params=params,
+                arrival_s=arrival_s,
+                priority=priority,
+                cache_salt=cache_salt,
+                pooling=limits.pooling,
+                token_types=token_types,
+                in_one_step=limits.in_one_step,
+            )
+        )
 
     def abort(self, request_id: str) -> None:
         """Drop a request; its blocks are free at once. Unknown ids are ignored: it may just have finished."""

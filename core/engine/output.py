@@ -8,6 +8,7 @@ from ..stages import (
     CompletionOutput,
     Delta,
     FinishReason,
+    FloatArray,
     Logprob,
     RequestOutput,
     RequestTimings,
@@ -44,6 +45,7 @@ class _Group:
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
+    pooled: FloatArray | None = None
     error: str = ""
     gave_prompt: bool = False
 
@@ -153,6 +155,8 @@ class OutputProcessor:
         group.num_cached_tokens = max(group.num_cached_tokens, delta.num_cached_tokens)
         if delta.error:
             group.error = delta.error
+        if delta.pooled is not None:
+            group.pooled = delta.pooled
         for entry in delta.prompt_logprobs:
             group.prompt_logprobs[entry.position] = self._logprob_entry(entry)
         if delta.token_ids and group.first_token_s is None:
@@ -221,6 +225,7 @@ class OutputProcessor:
                 first_token_s=group.first_token_s,
                 finished_s=group.finished_s,
             ),
+            pooled=group.pooled,
             error=group.error,
         )
 

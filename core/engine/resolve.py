@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import EngineConfig
 from ..errors import CapacityError, ConfigError, Unsupported
 from ..kv.groups import KVGroup
 from ..kv.sizing import KVSize, request_bytes, size_kv
 from ..models.declare import declare_params
+from ..models.heads import computes_in_one_step
 from ..models.needs import model_needs
 from ..models.spec import ModelSpec
 from ..platform import Caps, Device, Gap, KVPlan, Memory
@@ -95,6 +96,14 @@ def resolve_length(config: EngineConfig, spec: ModelSpec) -> int:
             remedies=[f"--max-model-len {limit}"],
         )
     return wanted
+
+
+def resolve_budget(config: EngineConfig, spec: ModelSpec, length: int) -> EngineConfig:
+    """The settings with a step that holds the longest request, if the model computes requests in one step."""
+    scheduler = config.scheduler
+    if not computes_in_one_step(spec) or scheduler.max_num_batched_tokens >= length:
+        return config
+    return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=length))
 
 
 def resolve_capacity(

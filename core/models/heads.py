@@ -1,9 +1,9 @@
 """Heads that make vectors: which one a config asks for, and its labels."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, cast
 
-from ..errors import ModelError
+from ..errors import ConfigError, ModelError
 from ..weights.names import NameTable
 from .config import HFConfig
 from .spec import DenseSpec, ModelSpec, PoolerSpec, Pooling
@@ -36,6 +36,21 @@ def read_labels(config: HFConfig) -> tuple[str, ...]:
     if sorted(by_id) != list(range(len(named))):
         raise ModelError(f"id2label in {config.file} must have the keys 0 to {len(named) - 1}, got {list(named)}")
     return tuple(by_id[i] for i in range(len(by_id)))
+
+
+def with_asked_pooler(spec: ModelSpec, pooling: str) -> ModelSpec:
+    """The spec with embeddings of this kind; "auto" leaves it. Raises ConfigError for a classifier."""
+    if pooling == "auto":
+        return spec
+    pooler = spec.pooler or PoolerSpec(kind="last")
+    if pooler.labels:
+        raise ConfigError(f"pooling {pooling} makes embeddings, but this model is a classifier")
+    return dataclasses.replace(spec, pooler=dataclasses.replace(pooler, kind=cast(Pooling, pooling)))
+
+
+def computes_in_one_step(spec: ModelSpec) -> bool:
+    """True if all tokens of a prompt must be in the same step: they see each other, or a vector is made of them."""
+    return spec.kind == "encoder" or (spec.pooler is not None and spec.pooler.kind != "last")
 
 
 def with_default_pooler(spec: ModelSpec, config: HFConfig) -> ModelSpec:

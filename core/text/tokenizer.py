@@ -39,6 +39,8 @@ class Tokenizer:
     def __init__(self, backend: "tokenizers.Tokenizer", info: TokenizerInfo | None = None) -> None:
         info = info or TokenizerInfo()
         added = backend.get_added_tokens_decoder()
+        backend.no_truncation()  # files of sentence-transformers switch both on
+        backend.no_padding()
         self.backend = backend
         self.special_tokens = dict(info.special_tokens)
         self.chat_templates = dict(info.chat_templates)
@@ -74,6 +76,24 @@ class Tokenizer:
         """Token ids of several texts, in parallel."""
         encodings = self.backend.encode_batch([_clean(text) for text in texts], add_special_tokens=add_special_tokens)
         return [list(encoding.ids) for encoding in encodings]
+
+    def encode_pair(
+        self, text: str, pair: str | None = None, *, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a text, or of two that are read together, with special tokens; and which text each is of.
+
+        max_tokens: if there are more, tokens are cut off the end of the longer text, special ones stay.
+        """
+        first = self.backend.encode(_clean(text), add_special_tokens=False)
+        second = None if pair is None else self.backend.encode(_clean(pair), add_special_tokens=False)
+        if max_tokens is not None:
+            room = max(0, max_tokens - self.backend.num_special_tokens_to_add(pair is not None))
+            lengths = _shorten(len(first.ids), 0 if second is None else len(second.ids), room)
+            first.truncate(lengths[0])
+            if second is not None:
+                second.truncate(lengths[1])
+        encoding = self.backend.post_process(first, second, True)
+        return list(encoding.ids)[:max_tokens], list(encoding.type_ids)[:max_tokens]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence; bytes that are no UTF-8 become U+FFFD. Raises RequestError for an id that
@@ -148,6 +168,15 @@ def set_added_ends(backend: "tokenizers.Tokenizer", *, bos: str | None, eos: str
         pair=[*before, "$A", *after, *(f"{token}:1" for token in before), "$B:1", *(f"{token}:1" for token in after)],
         special_tokens=[(token, id) for token, id in ids.items() if id is not None],
     )
+
+
+def _shorten(first: int, second: int, room: int) -> tuple[int, int]:
+    """Lengths of two texts that fit: tokens go from the longer one until they do."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    longer = room - shorter
+    return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def _clean(text: str) -> str:

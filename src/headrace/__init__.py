@@ -8,6 +8,7 @@ __all__ = [
     "CompletionOutput",
     "HeadraceError",
     "Logprob",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputParams",
@@ -17,6 +18,7 @@ __all__ = [
 if TYPE_CHECKING:
     from .core.errors import HeadraceError
     from .core.llm import LLM
+    from .core.pooling.params import PoolingParams
     from .core.sampling.params import SamplingParams
     from .core.stages import CompletionOutput, Logprob, RequestOutput
     from .core.structured.params import StructuredOutputParams
@@ -25,6 +27,7 @@ else:
     _EXPORTS = {
         "LLM": ".core.llm",
         "SamplingParams": ".core.sampling.params",
+        "PoolingParams": ".core.pooling.params",
         "RequestOutput": ".core.stages",
         "CompletionOutput": ".core.stages",
         "Logprob": ".core.stages",

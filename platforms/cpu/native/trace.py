@@ -87,6 +87,8 @@ class UntraceableOp(Exception):
 
 def trace_decoder(spec: ModelSpec, dtype: str, group_of_layer: Sequence[int]) -> Trace:
     """Trace decoder and logits of a spec whose activations have `dtype`. Raises UntraceableOp."""
+    if spec.kind != "decoder" or spec.pooler is not None:
+        raise UntraceableOp("native programs give logits of tokens, and this model makes vectors")
     tracer = Tracer(dtype)
     params = _Params({param.name: param for param in declare_params(spec)})
     num_groups = max(group_of_layer) + 1

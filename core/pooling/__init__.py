@@ -1,0 +1,1 @@
+"""Vectors instead of tokens: embeddings, scores of pairs, classes."""
