@@ -51,6 +51,12 @@ class HFConfig:
         """This config with other values."""
         return HFConfig({**self._values, **values}, file=self.file)
 
+    def alias(self, **names: str) -> "HFConfig":
+        """This config, with the value of each old key (right) under its Llama name (left) too, where it is there."""
+        return self.replace(
+            **{ours: self._values[theirs] for ours, theirs in names.items() if theirs in self._values}
+        )
+
     @property
     def model_type(self) -> str:
         """The family, as transformers names it."""
@@ -97,6 +103,13 @@ class HFConfig:
             raise self._wrong(name, value, "a finite number")
         return float(value)
 
+    def positive(self, name: str, default: Any = _REQUIRED) -> float:
+        """A number above 0. Raises ModelError."""
+        value = self.number(name, default)
+        if value <= 0:
+            raise self._wrong(name, value, "a number above 0")
+        return value
+
     def boolean(self, name: str, default: Any = _REQUIRED) -> bool:
         """True or false. Raises ModelError."""
         value = self._value(name, default, _REQUIRED)
@@ -126,6 +139,15 @@ class HFConfig:
         ):
             raise self._wrong(name, value, "a list of strings")
         return tuple(value or ())
+
+    def flags(self, name: str) -> tuple[bool, ...]:
+        """A list of true or false, or of 1 or 0; empty if the key is absent or null. Raises ModelError."""
+        value = self.get(name)
+        if value is not None and (
+            not isinstance(value, list | tuple) or not all(isinstance(item, int) for item in value)
+        ):
+            raise self._wrong(name, value, "a list of true or false")
+        return tuple(bool(item) for item in value or ())
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
         """A list of `count` numbers. Raises ModelError."""

@@ -24,10 +24,12 @@ def llama_like(
     layer_types: Sequence[str] = (),
     activation_key: str = "hidden_act",
     rms_norm_eps: float = 1e-6,
+    norm: NormSpec | None = None,
 ) -> ModelSpec:
     """The spec of Llama with this config's sizes: RMS norms before attention and feed-forward, gated SiLU, rope.
 
     layer_types: FULL or SLIDING for each layer, SLIDING taking the config's `sliding_window`; empty: all full.
+    norm: other norms.
     Raises ModelError for a missing or impossible value.
     """
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -63,7 +65,7 @@ def llama_like(
         hidden_size=hidden_size,
         max_position_embeddings=_context_length(config, [attn.rope for attn in attention.values()]),
         layers=tuple(LayerSpec(attn=attention[kind], mlp=mlp) for kind in kinds),
-        norm=NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps)),
+        norm=norm or NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps)),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         dtype=config.dtype,
     )
@@ -79,9 +81,53 @@ def windowed_layer_types(config: HFConfig) -> Sequence[str]:
     return tuple(SLIDING if i >= first else FULL for i in range(num_layers))
 
 
+def patterned_layer_types(config: HFConfig, period: int, *, full: int = -1) -> Sequence[str]:
+    """Layer types as listed, or else all sliding but for the one at place `full` of each `period` layers."""
+    listed, num_layers = config.texts("layer_types"), config.num_layers()
+    return listed or tuple(FULL if i % period == full % period else SLIDING for i in range(num_layers))
+
+
+def layer_norm(config: HFConfig, key: str = "layer_norm_eps", eps: float = 1e-5, *, bias: bool = True) -> NormSpec:
+    """A layer norm whose epsilon the config states under `key`."""
+    return NormSpec(kind="layer", eps=config.number(key, eps), bias=bias)
+
+
 def replace_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
     """The spec with fields of every layer's AttentionSpec changed."""
     return replace_layers(spec, lambda layer: {"attn": dataclasses.replace(layer.attn, **changes)})
+
+
+def replace_mlp(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with fields of every layer's MlpSpec changed."""
+    return replace_layers(spec, lambda layer: {"mlp": dataclasses.replace(layer.mlp, **changes)})
+
+
+def with_biases(spec: ModelSpec, *, attention: bool, mlp: bool = False) -> ModelSpec:
+    """The spec with biases on all four projections of attention, and on those of the feed-forward blocks."""
+    return replace_mlp(replace_attention(spec, qkv_bias=attention, o_bias=attention), bias=mlp)
+
+
+def turn_pairs(spec: ModelSpec) -> ModelSpec:
+    """The spec with interleaved rope, as GPT-J has it."""
+    by_id: dict[int, RopeSpec] = {}
+
+    def change(layer: LayerSpec) -> Mapping[str, Any]:
+        rope = layer.attn.rope
+        if rope is None:
+            return {}
+        turned = by_id.setdefault(id(rope), dataclasses.replace(rope, interleaved=True))
+        return {"attn": dataclasses.replace(layer.attn, rope=turned)}
+
+    return replace_layers(spec, change)
+
+
+def turn_only(spec: ModelSpec, has_rope: Sequence[bool]) -> ModelSpec:
+    """The spec without rope where `has_rope` is false for a layer."""
+    layers = (
+        layer if keep else dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, rope=None))
+        for layer, keep in zip(spec.layers, has_rope, strict=True)
+    )
+    return dataclasses.replace(spec, layers=tuple(layers))
 
 
 def replace_layers(spec: ModelSpec, change: Callable[[LayerSpec], Mapping[str, Any]]) -> ModelSpec:

@@ -71,7 +71,8 @@ def name_table(
         stored = _stored(ours, theirs, layer)
         for leaf in ("weight", "bias"):
             transpose = stored.transpose and leaf == "weight"
-            entry = dataclasses.replace(stored, name=f"{stored.name}.{leaf}", transpose=transpose)
+            also = tuple(f"{name}.{leaf}" for name in stored.also)
+            entry = dataclasses.replace(stored, name=f"{stored.name}.{leaf}", also=also, transpose=transpose)
             entries[f"{_canonical(ours)}.{leaf}"] = entry
     for ours, theirs in (tensors or {}).items():
         entries[_canonical(ours)] = _stored(ours, theirs, layer)
@@ -97,7 +98,9 @@ def _canonical(name: str) -> str:
 
 def _stored(ours: str, theirs: str | Stored, layer: str) -> Stored:
     stored = theirs if isinstance(theirs, Stored) else Stored(name=theirs)
-    return stored if ours.startswith(_MODEL_LEVEL) else dataclasses.replace(stored, name=layer + stored.name)
+    if ours.startswith(_MODEL_LEVEL):
+        return stored
+    return dataclasses.replace(stored, name=layer + stored.name, also=tuple(layer + name for name in stored.also))
 
 
 LLAMA_NAMES = llama_names()

@@ -176,7 +176,7 @@ class _Resolver:
         stored = self.entry(canonical)
         if stored is None:
             return None
-        infos = self.find(stored.name)
+        infos = tuple(info for name in (stored.name, *stored.also) for info in self.find(name))
         self.used.update(info.name for info in infos)
         return _Found(canonical, stored, infos)
 
@@ -203,10 +203,10 @@ class _Resolver:
         if entry is None:
             return None
         stored = entry if isinstance(entry, Stored) else Stored(name=entry)
-        name = stored.name
+        names = (stored.name, *stored.also)
         for place, index in zip("ij", indices, strict=False):
-            name = name.replace(f"{{{place}}}", index)
-        return replace(stored, name=name)
+            names = tuple(name.replace(f"{{{place}}}", index) for name in names)
+        return replace(stored, name=names[0], also=names[1:])
 
     def find(self, name: str) -> tuple[TensorInfo, ...]:
         """The stored tensors called `name`, with and without the base prefix."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 class Stored:
     """Where and how a checkpoint stores one canonical tensor. `{i}` in a name is the layer, `{j}` the expert or head.
 
+    also: other spellings; a checkpoint has one of them.
     transpose: stored [in_features, out_features] (GPT-2's Conv1D).
     stacked: stored with an axis in front for the param's num_stacked matrices or vectors.
     skip_rows: rows at the top that are never read (OPT's first two positions).
@@ -20,6 +21,7 @@ class Stored:
     """
 
     name: str
+    also: tuple[str, ...] = ()
     transpose: bool = False
     stacked: bool = False
     skip_rows: int = 0

@@ -15,6 +15,7 @@ from headrace.core.models.spec import ModelSpec
 SIZES = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "n_embd": 64, "n_layer": 2, "n_head": 4,
+    "rotary_dim": 8, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
 }  # fmt: skip
 
 
@@ -32,7 +33,9 @@ def test_declarations_hold_together(model_type: str) -> None:
             assert param.compute().shape == param.shape and param.compute().dtype == "float32"
         assert not param.quantizable or param.kind in ("linear", "stacked")
         assert param.shape[0] % (param.num_groups * param.num_stacked) == 0
-        assert param.plus_one == (model_type.startswith("gemma") and "norm" in param.name)
+        assert param.plus_one == (
+            model_type.startswith(("gemma", "nemotron")) and "norm" in param.name and param.name.endswith("weight")
+        )
 
 
 def test_llama_by_name() -> None:

@@ -39,7 +39,7 @@ def no_tensor(name: str) -> HostTensor:
 
 
 def test_every_architecture_is_served_by_a_family() -> None:
-    assert set(MODEL_TYPES.values()) == set(family_names()) - {"mistral"}
+    assert set(MODEL_TYPES.values()) <= set(family_names())
     known = {str(name) for name in gguf.MODEL_ARCH_NAMES.values()}
     assert set(MODEL_TYPES) <= known
 

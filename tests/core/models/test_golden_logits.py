@@ -1,7 +1,6 @@
 """Every family against transformers: tiny random checkpoints, read from files, logits compared in float32."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.core.kv.groups import KVGroup, kv_groups
 from headrace.core.models.config import HFConfig, read_config
 from headrace.core.models.declare import declare_params
-from headrace.core.models.decoder import compute_logits, decoder
 from headrace.core.models.gguf_config import config_from_gguf, gguf_names
-from headrace.core.models.registry import find_family, read_spec
-from headrace.core.models.rope import rope_variants
-from headrace.core.models.spec import ModelSpec
-from headrace.core.ops import OpTable
-from headrace.core.stages import Array, ForwardBatch, KVCaches
-from headrace.core.weights.dequantize import to_float32
+from headrace.core.models.registry import read_spec
 from headrace.core.weights.gguf import GGUFSource
 from headrace.core.weights.load import CheckpointParams
-from headrace.core.weights.open import open_weights
-from headrace.core.weights.source import HostTensor, ParamSource
-
-TOLERANCE = 2e-4
-"""Largest difference of logits over their standard deviation; float32 noise is 1e-6 to 7e-5, real errors 0.1."""
-OPS = OpTable()
+from paged_model import (
+    TOLERANCE,
+    Case,
+    PagedModel,
+    assert_close,
+    check_logits,
+    hf_logits,
+    load_folder,
+    make_checkpoint,
+    make_sequences,
+    place,
+)
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -42,26 +40,6 @@ LONGROPE = {
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
 
 
-@dataclass(frozen=True)
-class Case:
-    """One tiny checkpoint. config: what differs from TINY."""
-
-    name: str
-    model_type: str
-    config: Mapping[str, Any]
-    has_sdpa: bool = True
-    lengths: tuple[int, ...] = (23, 9)
-    """tokens of each sequence; beyond the window of 6"""
-
-
-TINY: Mapping[str, Any] = {
-    "vocab_size": 131, "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-TINY_GPT2: Mapping[str, Any] = {
-    "vocab_size": 131, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64, "bos_token_id": 1,
-    "eos_token_id": 2,
-}  # fmt: skip
 GEMMA: Mapping[str, Any] = {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20}
 
 CASES = (
@@ -127,21 +105,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_logits_equal_those_of_transformers(case: Case, tmp_path: Path) -> None:
-    folder, sequences = make_checkpoint(case, tmp_path), make_sequences(case)
-    model = load_folder(folder)
-    expected = hf_logits(folder, "eager", sequences)
-    if case.has_sdpa:
-        for sdpa, eager in zip(hf_logits(folder, "sdpa", sequences), expected, strict=True):
-            assert_close(sdpa, eager)
-    dense = [model.logits([ids], block_size=64)[0] for ids in sequences]
-    for got, want in zip(dense, expected, strict=True):
-        assert_close(got, want)
-    # All sequences in one batch, cut into chunks, over blocks in random order: prefill, decode and their mixture.
-    for chunk, block_size in ((0, 4), (1, 16), (5, 4), (16, 2)):
-        for got, want in zip(
-            model.logits(sequences, chunk=chunk, block_size=block_size, seed=chunk + 1), expected, strict=True
-        ):
-            assert_close(got, want)
+    check_logits(case, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text_two_ropes", "gpt2"])
@@ -281,186 +245,3 @@ def add_llama_keys(writer: Any, config: HFConfig, head_dim: int) -> None:
             writer.add_rope_scaling_attn_factors(attention_factor)
             writer.add_tensor("rope_factors_long.weight", np.array(rope["long_factor"], np.float32))
             writer.add_tensor("rope_factors_short.weight", np.array(rope["short_factor"], np.float32))
-
-
-# ---- our side -------------------------------------------------------------------------------------------------
-@dataclass
-class PagedModel:
-    """A spec with its parameters on torch, run through the definitions of the ops."""
-
-    spec: ModelSpec
-    params: Mapping[str, Array]
-
-    def logits(
-        self, sequences: Sequence[Sequence[int]], *, block_size: int, chunk: int = 0, seed: int | None = None
-    ) -> list[torch.Tensor]:
-        """Logits of every token of every sequence: all run together, `chunk` tokens a step (0: all at once).
-
-        With a seed, blocks are handed out in random order and entries that left a window point anywhere.
-        """
-        groups = kv_groups(self.spec, max_model_len=max(map(len, sequences)))
-        cache = PagedCache(self.spec, groups, block_size, sequences, seed)
-        done, out = [0] * len(sequences), [list[torch.Tensor]() for _ in sequences]
-        while any(n < len(ids) for n, ids in zip(done, sequences, strict=True)):
-            ends = [min(len(ids), n + (chunk or len(ids))) for n, ids in zip(done, sequences, strict=True)]
-            batch = cache.batch(sequences, done, ends, rope_variants(self.spec))
-            with torch.inference_mode():
-                hidden_states, cache.kv = decoder(OPS, self.spec, self.params, cache.kv, batch)
-                logits = compute_logits(OPS, self.spec, self.params, OPS.gather(hidden_states, batch.logits_indices))
-            counts = [end - start for start, end in zip(done, ends, strict=True)]
-            for r, part in enumerate(logits.split(counts)):
-                out[r].append(part)
-            done = ends
-        return [torch.cat(parts) for parts in out]
-
-
-class PagedCache:
-    """Caches of all layers, block tables of all groups, and the batches that use them."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        groups: Sequence[KVGroup],
-        block_size: int,
-        sequences: Sequence[Sequence[int]],
-        seed: int | None,
-    ) -> None:
-        self.groups, self.block_size = groups, block_size
-        self.random = None if seed is None else np.random.default_rng(seed)
-        counts = [-(-len(ids) // block_size) for ids in sequences]
-        self.num_blocks = 1 + sum(counts)
-        self.tables = [self._table(counts) for _ in groups]
-        group_of_layer = [
-            next(g for g, group in enumerate(groups) if i in group.layer_indices) for i in range(spec.num_layers)
-        ]
-        self.kv = KVCaches(
-            layers=[
-                OPS.new_kv_cache(
-                    num_blocks=self.num_blocks,
-                    block_size=block_size,
-                    num_kv_heads=layer.attn.num_kv_heads,
-                    head_dim=layer.attn.head_dim,
-                    dtype="float32",
-                    device="cpu",
-                )
-                for layer in spec.layers
-            ],
-            group_of_layer=group_of_layer,
-        )
-
-    def _table(self, counts: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
-        ids = np.arange(1, self.num_blocks, dtype=np.int32)
-        if self.random is not None:
-            self.random.shuffle(ids)
-        table = np.full((len(counts), max(counts) + 1), -1, np.int32)
-        for r, part in enumerate(np.split(ids, np.cumsum(counts)[:-1])):
-            table[r, : len(part)] = part
-        return table
-
-    def batch(
-        self, sequences: Sequence[Sequence[int]], starts: Sequence[int], ends: Sequence[int], original_len: int
-    ) -> ForwardBatch:
-        """The step that computes tokens [start, end) of each sequence."""
-        spans = list(zip(starts, ends, strict=True))
-        rows = np.concatenate([np.full(end - start, r) for r, (start, end) in enumerate(spans)])
-        positions = np.concatenate([np.arange(start, end) for start, end in spans])
-        slots, tables = [], []
-        for group, table in zip(self.groups, self.tables, strict=True):
-            slots.append(table[rows, positions // self.block_size] * self.block_size + positions % self.block_size)
-            table = table.copy()
-            if group.window and self.random is not None:
-                for r, start in enumerate(starts):
-                    gone = max(0, start - group.window + 1) // self.block_size
-                    table[r, :gone] = self.random.integers(0, self.num_blocks, gone)
-            tables.append(table)
-        is_long = np.array([original_len > 0 and len(ids) > original_len for ids in sequences])
-        return ForwardBatch(
-            input_ids=on_device([sequences[r][p] for r, p in zip(rows, positions, strict=True)]),
-            positions=on_device(positions),
-            query_start_loc=on_device(np.cumsum([0, *(end - start for start, end in spans)])),
-            seq_lens=on_device(ends),
-            block_tables=[on_device(table) for table in tables],
-            slot_mappings=[on_device(slot) for slot in slots],
-            logits_indices=on_device(np.arange(len(rows))),
-            rope_rows=on_device(is_long[rows]),
-        )
-
-
-def on_device(values: Any) -> Array:
-    """int32 through ops.to_device."""
-    return OPS.to_device(np.asarray(values, dtype=np.int32), device="cpu")
-
-
-def load_folder(folder: Path) -> PagedModel:
-    """A checkpoint folder through config, family, declaration and name table."""
-    config = read_config(folder)
-    spec = read_spec(config)
-    source = open_weights(folder)
-    table = find_family(spec.model_type).weights
-    return PagedModel(spec, place(CheckpointParams(declare_params(spec), source, table)))
-
-
-def place(source: ParamSource) -> dict[str, Array]:
-    """Each parameter as a runner puts it on a device."""
-    placed: dict[str, Array] = {}
-    for loaded in source:
-        if loaded.param.kind in ("linear", "embedding"):
-            placed[loaded.param.name] = OPS.pack_linear(loaded.tensors, dtype="float32", device="cpu")
-        else:
-            data = np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
-            host = HostTensor(name=loaded.param.name, dtype="float32", shape=data.shape, data=data)
-            placed[loaded.param.name] = OPS.upload(host, dtype="float32", device="cpu")
-    return placed
-
-
-# ---- their side -----------------------------------------------------------------------------------------------
-def make_checkpoint(case: Case, folder: Path) -> Path:
-    """A tiny random model of transformers, saved as people save them."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tiny = TINY_GPT2 if case.model_type == "gpt2" else TINY
-    config = AutoConfig.for_model(case.model_type, **{**tiny, **case.config})
-    auto: Any = AutoModelForCausalLM
-    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    randomise(model)
-    model.save_pretrained(folder)
-    return folder
-
-
-def randomise(model: torch.nn.Module) -> None:
-    """Fresh models have unit norms, zero biases and flat attention, which would hide errors."""
-    generator = torch.Generator().manual_seed(7)
-    for name, parameter in model.named_parameters():
-        values = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() == 1:
-            is_norm_weight = name.endswith("weight")
-            values = 0.2 * values + parameter.data.mean().round() if is_norm_weight else 0.3 * values
-        elif "embed" in name or "wte" in name or "wpe" in name:
-            values = 0.5 * values
-        else:
-            fan_in = parameter.shape[0] if "c_" in name else parameter.shape[1]
-            is_query_or_key = any(part in name for part in ("q_proj", "k_proj", "qkv_proj", "c_attn"))
-            values = values * (3.0 if is_query_or_key else 1.0) / fan_in**0.5
-        parameter.data.copy_(values)
-
-
-def make_sequences(case: Case) -> list[list[int]]:
-    """Random token ids of the case's lengths."""
-    random = np.random.default_rng(3)
-    return [random.integers(3, 131, length).tolist() for length in case.lengths]
-
-
-def hf_logits(folder: Path, attention: str, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Logits of each sequence by transformers, loaded from the same files."""
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
-    with torch.inference_mode():
-        return [model.eval()(torch.tensor([list(ids)]), use_cache=False).logits[0] for ids in sequences]
-
-
-def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
-    """Within TOLERANCE of the standard deviation, and the same most likely tokens."""
-    error = ((got - want).abs().max() / want.std()).item()
-    assert error < TOLERANCE, error
-    assert torch.equal(got.argmax(-1), want.argmax(-1))

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from published_encoders import PUBLISHED_ENCODERS as encoders
 
 from headrace.core.errors import ModelError
 from headrace.core.models.config import HFConfig
@@ -12,6 +11,8 @@ from headrace.core.models.declare import declare_params
 from headrace.core.models.registry import family_names, read_spec
 from headrace.core.models.rope import rope_variants
 from headrace.core.models.spec import ModelSpec, RopeSpec
+from published_decoders import PUBLISHED_DECODERS as decoders
+from published_encoders import PUBLISHED_ENCODERS as encoders
 
 LLAMA_3_2_1B = {
     "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
@@ -139,9 +140,10 @@ GPT2 = {
 }  # fmt: skip
 GPT2_XL = {**GPT2, "n_embd": 1600, "n_head": 25, "n_layer": 48, "output_past": True}
 
-PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+_HERE = {
     name.lower(): value for name, value in globals().copy().items() if name.isupper() and isinstance(value, dict)
-} | encoders
+}
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {**_HERE, **encoders, **decoders}
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if not name.startswith("_")])
@@ -159,17 +161,24 @@ def test_every_family_has_a_published_config() -> None:
     assert named == set(family_names())
 
 
+SIZES_WITHOUT_A_DEFAULT_THAT_FITS: Mapping[str, Mapping[str, Any]] = {
+    "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 15]]},
+    "helium": {"num_key_value_heads": 8}, "jais2": {"num_key_value_heads": 8},
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("model_type", family_names())
 def test_sizes_alone_take_the_defaults_of_the_config_class(model_type: str) -> None:
     """Keys that the hub's files leave out: the family file states what transformers' class assumes."""
     from transformers import AutoConfig
 
-    if model_type == "gpt2":
-        sizes = {"vocab_size": 500, "n_embd": 48, "n_layer": 3, "n_head": 4}
+    if model_type in ("gpt2", "gpt_bigcode"):
+        sizes: dict[str, Any] = {"vocab_size": 500, "n_embd": 48, "n_layer": 3, "n_head": 4}
     else:
         sizes = {
             "vocab_size": 500, "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 30,
-            "num_attention_heads": 32,
+            "num_attention_heads": 32, **SIZES_WITHOUT_A_DEFAULT_THAT_FITS.get(model_type, {}),
         }  # fmt: skip
     theirs = AutoConfig.for_model(model_type.replace("xlm_roberta", "xlm-roberta"), **sizes).to_dict()
     assert read_spec(HFConfig({**sizes, "model_type": theirs["model_type"]})) == read_spec(HFConfig(theirs))
