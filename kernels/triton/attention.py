@@ -1,0 +1,215 @@
+"""Paged attention of a ragged batch, and the writing of keys and values into their slots.
+
+One kernel serves prefill, chunks, drafts and decode. A program owns a tile of rows, each one query head of one token
+of one request and KV head, and walks over that request's keys with an online softmax (Dao et al. 2022). Decode steps
+are split along the keys, at fixed positions, and the parts are joined by a second kernel.
+"""
+
+import triton
+import triton.language as tl
+
+from .elementwise import tanh
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def write_kv_kernel(
+    key_ptr,
+    value_ptr,
+    keys_ptr,
+    values_ptr,
+    slot_ptr,
+    key_stride,
+    value_stride,
+    n,
+    BLOCK: tl.constexpr,
+):
+    """keys[slot[i]] = key[i] and values[slot[i]] = value[i], n values each; a negative slot is left out."""
+    i = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    slot = tl.load(slot_ptr + i).to(tl.int64)
+    mask = (col < n) & (slot >= 0)
+    key = tl.load(key_ptr + i * key_stride + col, mask=mask)
+    value = tl.load(value_ptr + i * value_stride + col, mask=mask)
+    tl.store(keys_ptr + slot * n + col, key.to(keys_ptr.dtype.element_ty), mask=mask)
+    tl.store(values_ptr + slot * n + col, value.to(values_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_reqs", "table_stride"])
+def attention_kernel(
+    query_ptr,
+    keys_ptr,
+    values_ptr,
+    out_ptr,
+    part_ptr,
+    stat_ptr,
+    starts_ptr,
+    lens_ptr,
+    table_ptr,
+    sinks_ptr,
+    slopes_ptr,
+    scale,
+    softcap,
+    num_reqs,
+    query_stride_token,
+    query_stride_head,
+    table_stride,
+    window,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    DECODE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    ALIBI: tl.constexpr,
+    WIDE_DOT: tl.constexpr,
+):
+    """See the module. SPLIT: keys of a program, 0 for all; then (part, stat) get what the join needs.
+
+    DECODE: each request has at most one token, and tile r is request r. WIDE_DOT: products of float32.
+    """
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    QUERIES: tl.constexpr = 1 if DECODE else ROWS // GROUP
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    if DECODE:
+        request = tile
+        first = 0
+    else:
+        # Request r owns the tiles from starts[r] // QUERIES + r on: find the last r for which that is <= tile.
+        low = 0
+        high = num_reqs
+        while high - low > 1:
+            middle = (low + high) // 2
+            if tl.load(starts_ptr + middle) // QUERIES + middle <= tile:
+                low = middle
+            else:
+                high = middle
+        request = low
+        first = (tile - (tl.load(starts_ptr + request) // QUERIES + request)) * QUERIES
+    start = tl.load(starts_ptr + request)
+    count = tl.load(starts_ptr + request + 1) - start
+    if first >= count:
+        return
+    seq_len = tl.load(lens_ptr + request)
+
+    row = tl.arange(0, ROWS)
+    local = first + row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    is_row = (row < QUERIES * GROUP) & (local < count)
+    token = (start + local).to(tl.int64)
+    q_pos = seq_len - count + local
+    dim = tl.arange(0, DIM_BLOCK)
+    is_dim = dim < HEAD_DIM
+    q = tl.load(
+        query_ptr + token[:, None] * query_stride_token + head[:, None] * query_stride_head + dim[None, :],
+        mask=is_row[:, None] & is_dim[None, :],
+        other=0.0,
+    )
+    if WIDE_DOT:
+        q = q.to(tl.float32)
+
+    # The keys that some row of the tile sees, cut to this program's split.
+    begin = 0
+    end = tl.minimum(seq_len, seq_len - count + first + QUERIES)
+    if WINDOW:
+        begin = tl.maximum(0, seq_len - count + first - window + 1)
+    if SPLIT > 0:
+        split = tl.program_id(2)
+        begin = tl.maximum(begin, split * SPLIT)
+        end = tl.minimum(end, split * SPLIT + SPLIT)
+    else:
+        split = 0
+
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if SINKS:
+        if split == 0:
+            top = tl.load(sinks_ptr + head, mask=is_row, other=0.0) * LOG2E
+            total = tl.full([ROWS], 1.0, tl.float32)
+    if ALIBI:
+        slope = tl.load(slopes_ptr + head, mask=is_row, other=0.0)
+    out = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
+    for step in range(begin // KEYS, tl.cdiv(end, KEYS)):
+        k_pos = step * KEYS + tl.arange(0, KEYS)
+        is_key = (k_pos >= begin) & (k_pos < end)
+        block = tl.load(table_ptr + request * table_stride + k_pos // BLOCK_SIZE, mask=is_key, other=0)
+        slot = block.to(tl.int64) * BLOCK_SIZE + k_pos % BLOCK_SIZE
+        place = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + dim[None, :]
+        is_value = is_key[:, None] & is_dim[None, :]
+        k = tl.load(keys_ptr + place, mask=is_value, other=0.0)
+        v = tl.load(values_ptr + place, mask=is_value, other=0.0)
+        if WIDE_DOT:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if SOFTCAP:
+            scores = softcap * tanh(scores / softcap)
+        distance = k_pos[None, :] - q_pos[:, None]
+        if ALIBI:
+            scores += slope[:, None] * distance.to(tl.float32)
+        seen = is_key[None, :] & (distance <= 0)
+        if WINDOW:
+            seen = seen & (distance > -window)
+        scores = tl.where(seen, scores * LOG2E, float("-inf"))
+        highest = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(top - base)
+        total = total * shrink + tl.sum(weights, 1)
+        out = out * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        top = highest
+
+    is_out = is_row[:, None] & is_dim[None, :]
+    if SPLIT > 0:
+        cell = (request * tl.num_programs(2) + split).to(tl.int64) * NUM_HEADS + head
+        tl.store(part_ptr + cell[:, None] * HEAD_DIM + dim[None, :], out, mask=is_out)
+        tl.store(stat_ptr + 2 * cell, top, mask=is_row)
+        tl.store(stat_ptr + 2 * cell + 1, total, mask=is_row)
+    else:
+        out = out / tl.where(total == 0.0, 1.0, total)[:, None]
+        place = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
+        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def join_kernel(
+    part_ptr,
+    stat_ptr,
+    starts_ptr,
+    out_ptr,
+    num_splits,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """Join the parts of one head of one request, in the order of their positions."""
+    request = tl.program_id(0)
+    head = tl.program_id(1)
+    token = tl.load(starts_ptr + request).to(tl.int64)
+    if tl.load(starts_ptr + request + 1) - token < 1:
+        return
+    dim = tl.arange(0, DIM_BLOCK)
+    is_dim = dim < HEAD_DIM
+    top = float("-inf")
+    total = 0.0
+    out = tl.zeros([DIM_BLOCK], tl.float32)
+    for split in range(0, num_splits):
+        cell = (request * num_splits + split).to(tl.int64) * NUM_HEADS + head
+        its_top = tl.load(stat_ptr + 2 * cell)
+        highest = tl.maximum(top, its_top)
+        base = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink = tl.exp2(top - base)
+        grow = tl.exp2(its_top - base)
+        total = total * shrink + tl.load(stat_ptr + 2 * cell + 1) * grow
+        out = out * shrink + tl.load(part_ptr + cell * HEAD_DIM + dim, mask=is_dim, other=0.0) * grow
+        top = highest
+    out = out / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + (token * NUM_HEADS + head) * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=is_dim)

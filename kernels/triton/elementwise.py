@@ -1,0 +1,64 @@
+"""Activations, and rows by index: a program walks over one stretch of one row."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def tanh(x):
+    """tanh of float32, from the exponential; triton's own is not on every backend."""
+    return 1.0 - 2.0 / (tl.exp(tl.minimum(2.0 * x, 80.0)) + 1.0)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x)) of float32, where the exponential stays finite."""
+    return 1.0 / (1.0 + tl.exp(tl.minimum(-x, 80.0)))
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """An activation of float32 by its name in core/ops/elementwise.py."""
+    if ACTIVATION == "silu":
+        return x * sigmoid(x)
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif ACTIVATION == "relu":
+        return tl.maximum(x, 0.0)
+    elif ACTIVATION == "relu2":
+        y = tl.maximum(x, 0.0)
+        return y * y
+    else:
+        tl.static_assert(ACTIVATION == "quick_gelu")
+        return x * sigmoid(1.702 * x)
+
+
+@triton.jit
+def activation_kernel(
+    x_ptr,
+    out_ptr,
+    stride_row,
+    n,
+    BLOCK: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+):
+    """out[row, :n] = activation(x[row, :n]), times x[row, n : 2 * n] if GATED."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < n
+    y = activate(tl.load(x_ptr + row * stride_row + col, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
+    if GATED:
+        y *= tl.load(x_ptr + row * stride_row + n + col, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * n + col, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def gather_kernel(x_ptr, index_ptr, out_ptr, stride_row, n, BLOCK: tl.constexpr):
+    """out[i] = x[index[i]], rows of n values."""
+    i = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(index_ptr + i).to(tl.int64)
+    tl.store(out_ptr + i * n + col, tl.load(x_ptr + row * stride_row + col, mask=col < n), mask=col < n)

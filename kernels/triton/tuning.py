@@ -1,0 +1,57 @@
+"""Tile sizes and warps by GPU, as data. Chosen once, when a device is opened."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """How kernels are cut for one kind of GPU.
+
+    query_rows: rows of a prefill tile, each one head of one token. keys: keys of one step of the softmax.
+    split_keys: keys that one program of a decode step reads; longer sequences are split, by position alone.
+    row_values: values of one program of a kernel that walks over rows. row_warps, attention_warps: warps of 32 (or
+    64) lanes. stages: loads in flight. max_shared_bytes: shared memory that a program may use.
+    """
+
+    name: str
+    query_rows: int = 64
+    keys: int = 64
+    split_keys: int = 512
+    row_values: int = 2048
+    row_warps: int = 4
+    attention_warps: int = 4
+    stages: int = 2
+    lanes: int = 32
+    max_shared_bytes: int = 99 * 1024
+
+
+TUNINGS: dict[str, Tuning] = {
+    "sm_80": Tuning(name="sm_80", query_rows=128, keys=64, attention_warps=8, stages=2, max_shared_bytes=163 * 1024),
+    "sm_90": Tuning(name="sm_90", query_rows=128, keys=64, attention_warps=8, stages=3, max_shared_bytes=227 * 1024),
+    "sm_100": Tuning(
+        name="sm_100", query_rows=128, keys=64, attention_warps=8, stages=3, max_shared_bytes=227 * 1024
+    ),
+    "gfx90a": Tuning(name="gfx90a", query_rows=64, keys=32, stages=1, lanes=64, max_shared_bytes=64 * 1024),
+    "gfx942": Tuning(name="gfx942", query_rows=128, keys=64, stages=1, lanes=64, max_shared_bytes=64 * 1024),
+    "gfx1100": Tuning(name="gfx1100", query_rows=64, keys=32, stages=1, max_shared_bytes=64 * 1024),
+    "xe": Tuning(name="xe", query_rows=64, keys=32, attention_warps=8, stages=2, max_shared_bytes=128 * 1024),
+}
+"""By architecture. An architecture that is not listed takes the one that `tuning_for` says is nearest."""
+
+_NEAREST = (
+    ("sm_10", "sm_100"),
+    ("sm_9", "sm_90"),
+    ("sm_", "sm_80"),
+    ("gfx94", "gfx942"),
+    ("gfx95", "gfx942"),
+    ("gfx9", "gfx90a"),
+    ("gfx", "gfx1100"),
+)
+
+
+def tuning_for(arch: str) -> Tuning:
+    """The tuning of an architecture, such as sm_90, gfx942 or xe."""
+    plain = arch.split(":")[0]
+    if plain in TUNINGS:
+        return TUNINGS[plain]
+    return TUNINGS[next((name for prefix, name in _NEAREST if plain.startswith(prefix)), "xe")]

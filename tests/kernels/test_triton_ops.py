@@ -1,0 +1,230 @@
+"""Triton kernels under Triton's interpreter against the definitions, with ragged, odd and empty shapes."""
+
+import os
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+if find_spec("triton") is None:
+    pytest.skip("triton is not installed: pip install 'headrace[cuda]'", allow_module_level=True)
+# Read when a kernel is decorated, so before the kernels are imported.
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+
+from headrace.core.ops import OpTable
+from headrace.core.ops.sampling import gumbel_noise
+from headrace.core.self_test import TOLERANCE, nmse
+from headrace.kernels.triton.ops import LAUNCHES, TritonOps
+from headrace.kernels.triton.tuning import TUNINGS, Tuning, tuning_for
+
+TINY = Tuning(name="test", query_rows=16, keys=16, split_keys=32, row_values=64)
+OPS = TritonOps(TINY, wide_dot=True)
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def values(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DTYPES[dtype])
+
+
+def check(got: torch.Tensor, want: torch.Tensor, dtype: str) -> None:
+    assert got.dtype == want.dtype
+    assert nmse(got.float().numpy(), want.double().numpy()) <= TOLERANCE[dtype]
+
+
+def wide(*arguments: Any) -> list[Any]:
+    return [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (5, 33), (3, 130)])
+def test_norms(dtype: str, shape: tuple[int, int]) -> None:
+    x, residual = values(*shape, dtype=dtype), values(*shape, dtype=dtype, seed=1)
+    weight, bias = values(shape[1], seed=2), values(shape[1], seed=3)
+    for w in (weight, None):
+        check(OPS.rms_norm(x, w, eps=1e-5), OpTable.rms_norm(*wide(x, w), eps=1e-5).to(x.dtype), dtype)
+    got, total = OPS.add_rms_norm(x, residual, weight, eps=1e-5)
+    check(total, x + residual, dtype)  # the interpreter cuts bfloat16 off where a GPU rounds it
+    check(got, OpTable.rms_norm(*wide(total, weight), eps=1e-5).to(x.dtype), dtype)
+    for w, b in ((weight, bias), (weight, None), (None, None)):
+        check(OPS.layer_norm(x, w, b, eps=1e-5), OpTable.layer_norm(*wide(x, w, b), eps=1e-5).to(x.dtype), dtype)
+
+
+def test_a_norm_of_heads_reads_a_slice_in_place() -> None:
+    heads = OpTable.split_heads(OpTable.split(values(5, 7 * 16), (48, 64))[0], head_dim=16)
+    weight = values(16)
+    check(OPS.rms_norm(heads, weight, eps=1e-6), OpTable.rms_norm(heads, weight, eps=1e-6), "float32")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "head_dim", "rotary_dim"), [(0, 2, 8, 8), (3, 5, 20, 20), (2, 3, 80, 32)]
+)
+def test_rope(dtype: str, interleaved: bool, tokens: int, heads: int, head_dim: int, rotary_dim: int) -> None:
+    x = values(tokens, 2 * heads, head_dim, dtype=dtype)[:, heads:]
+    angles = values(tokens, rotary_dim // 2)
+    got = OPS.rope(x, angles.cos(), angles.sin(), interleaved=interleaved)
+    want = OpTable.rope(*wide(x, angles.cos(), angles.sin()), interleaved=interleaved)
+    check(got, want.to(x.dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"])
+def test_activations(dtype: str, activation: Any) -> None:
+    for rows, n in ((0, 3), (1, 1), (3, 70)):
+        x = 3 * values(rows, 2 * n, dtype=dtype)
+        want = OpTable.act_mul(x.double(), activation=activation).to(x.dtype)
+        check(OPS.act_mul(x, activation=activation), want, dtype)
+        check(OPS.act(x, activation=activation), OpTable.act(x.double(), activation=activation).to(x.dtype), dtype)
+    extreme = torch.tensor([[-1e4, -50.0, 0.0, 50.0, 1e4]])
+    check(
+        OPS.act(extreme, activation=activation), OpTable.act(extreme.double(), activation=activation).float(), dtype
+    )
+
+
+def test_rows_are_gathered() -> None:
+    for shape in ((9, 65), (9, 2, 3), (4, 1)):
+        x = values(*shape)
+        for indices in ([], [0], [3, 3, 1, 0]):
+            picked = torch.tensor(indices, dtype=torch.int32)
+            assert torch.equal(OPS.gather(x, picked), x[picked.long()])
+    assert torch.equal(OPS.embedding(torch.tensor([8, 0], dtype=torch.int32), values(9, 65)), values(9, 65)[[8, 0]])
+
+
+# ---- attention ----------------------------------------------------------------------------------------------
+RAGGED = ((1, 1), (8, 8), (1, 33), (0, 20), (5, 37), (3, 40), (1, 70))
+DECODE = ((1, 1), (1, 32), (1, 33), (0, 5), (1, 100))
+
+
+def paged(
+    requests: Sequence[tuple[int, int]], *, heads: int, kv_heads: int, head_dim: int, dtype: str, window: int = 0
+) -> tuple[list[Any], dict[str, int]]:
+    """Arguments of paged_attention over poisoned blocks of 8, padded tables, stale entries before the window."""
+    rng, size = np.random.default_rng(0), 8
+    counts, lens = np.array([c for c, _ in requests]), np.array([n for _, n in requests])
+    needed = -(-lens // size)
+    ids = rng.permutation(np.arange(1, needed.sum() + 3))
+    blocks = len(ids) + 1
+    cache = [torch.full((blocks, size, kv_heads, head_dim), torch.nan, dtype=DTYPES[dtype]) for _ in range(2)]
+    table = np.full((len(requests), needed.max() + 2), -1)
+    for row, (count, seq_len) in enumerate(requests):
+        own, ids = ids[: needed[row]], ids[needed[row] :]
+        table[row, : len(own)] = own
+        for part, array in enumerate(cache):
+            flat = array.view(-1, kv_heads, head_dim)
+            for position in range(seq_len):
+                slot = own[position // size] * size + position % size
+                flat[slot] = values(kv_heads, head_dim, dtype=dtype, seed=1000 * row + 2 * position + part)
+        if window:
+            table[row, : max(0, seq_len - count - window + 1) // size] = blocks - 1
+    query = values(int(counts.sum()), heads, head_dim, dtype=dtype, seed=7)
+    starts = torch.from_numpy(np.cumsum([0, *counts]).astype(np.int32))
+    lens32, table32 = (torch.from_numpy(array.astype(np.int32)) for array in (lens, table))
+    return [query, tuple(cache), starts, lens32, table32], {
+        "max_query_len": int(counts.max()),
+        "max_seq_len": int(lens.max()),
+    }
+
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"heads": 6, "kv_heads": 1},
+    {"heads": 3, "kv_heads": 3, "head_dim": 20},
+    {"heads": 9, "kv_heads": 3, "dtype": "float16"},
+    {"dtype": "bfloat16"},
+    {"window": 9},
+    {"window": 8, "softcap": 3.0, "dtype": "float16"},
+    {"softcap": 5.0},
+    {"sinks": True},
+    {"alibi": True, "sinks": True},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(f"{k}_{v}" for k, v in case.items()) or "plain")
+@pytest.mark.parametrize("requests", [RAGGED, DECODE], ids=["ragged", "decode"])
+def test_attention(requests: Sequence[tuple[int, int]], case: dict[str, Any]) -> None:
+    case = {"heads": 4, "kv_heads": 2, "head_dim": 16, "dtype": "float32", "window": 0, **case}
+    softcap, dtype = case.pop("softcap", 0.0), case["dtype"]
+    sinks = values(case["heads"], seed=3) if case.pop("sinks", False) else None
+    slopes = 0.5 ** torch.arange(1.0, case["heads"] + 1) if case.pop("alibi", False) else None
+    args, bounds = paged(requests, **case)
+    options = {"scale": 0.3, "window": case["window"], "softcap": softcap, "sinks": sinks, "alibi_slopes": slopes}
+    LAUNCHES.clear()
+    got = OPS.paged_attention(*args, **options, **bounds)
+    is_decode = requests is DECODE
+    assert LAUNCHES == {"paged_attention": 1, **({"paged_attention.join": 1} if is_decode else {})}
+    query, cache, *rest = args
+    want = OpTable.paged_attention(query.double(), tuple(part.double() for part in cache), *rest, **options)
+    check(got, want.to(query.dtype), dtype)
+
+
+def test_a_split_does_not_depend_on_the_batch() -> None:
+    args, bounds = paged(DECODE, heads=4, kv_heads=2, head_dim=16, dtype="float32")
+    query, cache, starts, lens, table = args
+    together = OPS.paged_attention(*args, scale=0.3, **bounds)
+    last = slice(len(lens) - 1, None)
+    alone = OPS.paged_attention(
+        query[-1:], cache, torch.tensor([0, 1], dtype=torch.int32), lens[last], table[last], scale=0.3, **bounds
+    )
+    assert torch.equal(together[-1:], alone)
+
+
+def test_no_tokens() -> None:
+    args, _ = paged([(0, 5)], heads=4, kv_heads=2, head_dim=16, dtype="float32")
+    assert OPS.paged_attention(*args, scale=0.3, max_query_len=0, max_seq_len=5).shape == (0, 4, 16)
+
+
+def test_keys_and_values_land_in_their_slots() -> None:
+    for dtype in DTYPES.values():
+        cache = (torch.zeros(3, 4, 2, 40, dtype=dtype), torch.zeros(3, 4, 2, 40, dtype=dtype))
+        qkv = values(5, 6, 40).to(dtype)
+        slots = torch.tensor([11, -1, 4, 0, 7], dtype=torch.int32)
+        OPS.write_kv(cache, qkv[:, 2:4], qkv[:, 4:], slots)
+        for part, given in zip(cache, (qkv[:, 2:4], qkv[:, 4:]), strict=True):
+            want = torch.zeros_like(part)
+            for i, slot in enumerate(slots.tolist()):
+                if slot >= 0:
+                    want.view(12, 2, 40)[slot] = given[i]
+            assert torch.equal(part, want)
+
+
+# ---- sampling -----------------------------------------------------------------------------------------------
+def test_greedy_takes_the_lowest_of_equal_tokens() -> None:
+    logits = values(4, 5000)
+    logits[0, [17, 4500]] = 9.0
+    logits[1, 4999] = 9.0
+    logits[2, :] = float("-inf")
+    logits[2, 4096] = -3.0
+    assert OPS.pick_tokens(logits).tolist() == [17, 4999, 4096, int(logits[3].argmax())]
+    assert OPS.pick_tokens(values(0, 7)).tolist() == []
+
+
+def test_noise_is_that_of_the_definition() -> None:
+    logits = values(6, 5001)
+    seeds = torch.tensor([0, 1, -5, 2**31 - 1, 7, -(2**31)], dtype=torch.int32)
+    positions = torch.tensor([0, 1, 77, 4096, 131071, 5], dtype=torch.int32)
+    temperature = torch.tensor([1.0, 0.7, 1.5, 0.0, 1e-6, 10.0])
+    got = OPS.pick_tokens(logits, seeds, positions, temperature)
+    want = OpTable.sample(logits, seeds, positions, temperature, None, None, None)
+    assert torch.equal(got, want)
+    flat = torch.zeros(6, 5001)
+    hot = torch.ones(6)
+    chosen = OPS.pick_tokens(flat, seeds, positions, hot)
+    assert torch.equal(chosen, gumbel_noise(seeds, positions, vocab_size=5001).argmax(-1).to(torch.int32))
+
+
+# ---- tuning -------------------------------------------------------------------------------------------------
+def test_every_architecture_has_a_tuning() -> None:
+    nearest = {"sm_89": "sm_80", "sm_90a": "sm_90", "sm_103": "sm_100", "sm_120": "sm_80", "gfx950": "gfx942"}
+    nearest |= {"gfx942:sramecc+:xnack-": "gfx942", "gfx1201": "gfx1100", "gfx908": "gfx90a", "unheard of": "xe"}
+    assert {arch: tuning_for(arch).name for arch in nearest} == nearest | {"sm_120": tuning_for("sm_120").name}
+    assert all(name == tuning.name for name, tuning in TUNINGS.items())
