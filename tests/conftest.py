@@ -1,5 +1,6 @@
 """Settings for the whole suite: one thread for torch, hypothesis profiles, and a run without torch."""
 
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-HEAVY = re.compile(r"^\s*(?:import|from) (?:torch|transformers|safetensors|accelerate)\b", re.MULTILINE)
+HEAVY = {"torch", "transformers", "safetensors", "accelerate"}
+SUPPORT = Path(__file__).parent / "support"
 
 hypothesis.settings.register_profile(
     "ci", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -24,7 +26,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave a module out if it needs a library that this run does without."""
     if not config.getoption("--no-torch") or collection_path.suffix != ".py":
         return None
-    return True if HEAVY.search(collection_path.read_text(encoding="utf-8")) else None
+    return True if needs_torch(collection_path) else None
+
+
+@functools.cache
+def needs_torch(path: Path) -> bool:
+    """True if a module imports torch or the like, itself or through tests/support."""
+    names = set(re.findall(r"^\s*(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    return bool(names & HEAVY) or any(needs_torch(file) for file in SUPPORT.glob("*.py") if file.stem in names)
 
 
 def pytest_configure(config: pytest.Config) -> None:
