@@ -97,8 +97,7 @@ class PoolingTasks:
             return self._check(PoolingRequest(token_ids=ids, token_types=types, text=text))
         if not isinstance(text, Sequence) or len(text) != 2:
             raise RequestError("a text is a string, token ids or a pair of two strings")
-        first, second = text
-        ids, types = self._tokens.encode_pair(first, second, max_tokens=limit)
+        ids, types = self._tokens.encode_pair(text[0], text[1], max_tokens=limit)
         return self._check(PoolingRequest(token_ids=ids, token_types=types))
 
     # ---- vectors to outputs -------------------------------------------------------------------------------

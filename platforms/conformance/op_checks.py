@@ -200,6 +200,18 @@ def _recall_tokens(rng: Rng) -> Iterator[Case]:
     yield Case("mixed", [_index([4, -1, 7, -1]), _index([10, 11, 12]), _index([0, 2, 1, 0])])
 
 
+def _encoder_attention(rng: Rng) -> Iterator[Case]:
+    for heads, kv_heads, lengths in ((2, 2, (1,)), (4, 2, (7, 0, 70)), (3, 1, (33, 1, 2))):
+        tokens, starts = sum(lengths), _index(np.cumsum([0, *lengths]))
+        arrays = [_x(rng, tokens, heads, 32), _x(rng, tokens, kv_heads, 32), _x(rng, tokens, kv_heads, 32), starts]
+        for window in (0, 1, 5):
+            yield Case(f"{lengths} tokens, window {window}", arrays, {"scale": 0.25, "window": window})
+
+
+def _mean_rows(rng: Rng) -> Iterator[Case]:
+    yield Case("ranges of 130 rows", [_x(rng, 130, 65), _index([0, 3, 40, 129]), _index([3, 4, 130, 130])])
+
+
 _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
@@ -215,6 +227,8 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "merge_heads": _merge_heads,
     "gather": _gather,
     "cast": _cast,
+    "encoder_attention": _encoder_attention,
+    "mean_rows": _mean_rows,
 }
 _FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rotary_angles": _rotary_angles,

@@ -1,4 +1,4 @@
-"""Paged attention through torch's fused scaled_dot_product_attention, all decoding requests in one call.
+"""Attention through torch's fused scaled_dot_product_attention; paged, all decoding requests in one call.
 
 For the cpu platform, whose definition loops over requests. Declines what the fused kernel has no argument for.
 """
@@ -30,6 +30,7 @@ def headrace_op_providers(platform: str, device: DeviceInfo) -> Sequence[OpProvi
                 "new_kv_cache": OpTable.new_kv_cache,
                 "write_kv": OpTable.write_kv,
                 "paged_attention": paged_attention,
+                "encoder_attention": encoder_attention,
             },
             declines=_declines,
         ),
@@ -82,6 +83,38 @@ def paged_attention(
             alibi_slopes,
         )
         out[tokens] = attended[:, 0]
+    return out
+
+
+def encoder_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    query_start_loc: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    max_query_len: int = 0,
+) -> Array:
+    """As the declaration in core/ops says, without softcap; one request after another."""
+    import torch
+
+    assert not softcap, "declined at selection"
+    out = torch.empty_like(query)
+    starts = query_start_loc.tolist()
+    for begin, end in zip(starts, starts[1:], strict=False):
+        if begin == end:
+            continue
+        mask = None
+        if window and end - begin > window:
+            place = torch.arange(end - begin, device=query.device)
+            mask = (place[:, None] - place[None, :]).abs() < window
+        q, k, v = (array[begin:end].transpose(0, 1)[None] for array in (query, key, value))
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
+        )
+        out[begin:end] = attended[0].transpose(0, 1)
     return out
 
 
