@@ -20,7 +20,7 @@ TEXTS = (
     "Hello, world!",
     "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 emoji \u2764\ufe0f and flags \U0001f1eb\U0001f1f7",
     "A very long text. " * 400,
-    "\u00dcn\u00efc\u00f6d\u00e9, \u6f22\u5b57, \u0440\u0443\u0441, \u0e44\u0e17\u0e22, \u05e2\u05d1\u05e8\u05d9\u05ea",
+    "\u00dcn\u00efcod\u00e9, \u6f22\u5b57, \u0440\u0443\u0441, \u0e44\u0e17\u0e22, \u05e2\u05d1\u05e8\u05d9\u05ea",
     "CAPITALS and \t\n white \u00a0 space\u200b",
     "[CLS] special [SEP] tokens [MASK] in [PAD] the text",
     "a" * 300,
