@@ -21,6 +21,7 @@ from .units import format_bytes
 
 HUB_TIMEOUT_S = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_MODULE_FILE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors|pytorch_model\.bin)")
 _TEXT_SUFFIXES = (".json", ".txt", ".model", ".jinja")
 _NETWORK_PACKAGES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 
@@ -251,7 +252,9 @@ def _fetch(repo: str, absent: Sequence[str], revision: Any, sizes: dict[str, int
 def _choose(repo: str, sizes: dict[str, int], *, with_weights: bool, allow_pickle: bool) -> list[str]:
     """The files to fetch: configuration and tokenizer, and the weights in their best format."""
     top = [name for name in sizes if "/" not in name]
+    modules = [name for name in sizes if _MODULE_FILE.fullmatch(name)]  # of sentence-transformers
     texts = [name for name in top if name.endswith(_TEXT_SUFFIXES)]
+    texts += [name for name in modules if name.endswith(".json")]
     if "config.json" not in top:
         ggufs = [name for name in top if name.endswith(".gguf")]
         raise ModelNotFound(
@@ -266,7 +269,7 @@ def _choose(repo: str, sizes: dict[str, int], *, with_weights: bool, allow_pickl
     # Some repositories hold a second copy of all weights in their maker's own naming.
     weights = [name for name in top if name.endswith(".safetensors") and not name.startswith("consolidated")]
     if weights:
-        return texts + weights
+        return texts + weights + [name for name in modules if name.endswith(".safetensors")]
     pickles = [name for name in top if name.startswith("pytorch_model") and name.endswith(".bin")]
     if pickles and not allow_pickle:
         raise ModelNotFound(
@@ -275,7 +278,7 @@ def _choose(repo: str, sizes: dict[str, int], *, with_weights: bool, allow_pickl
         )
     if not pickles:
         raise ModelNotFound(f"{repo} has no weights on the hub", remedies=["--load-format dummy"])
-    return texts + pickles
+    return texts + pickles + [name for name in modules if name.endswith(".bin")]
 
 
 def _missing(folder: Path, *, with_weights: bool) -> str:

@@ -279,7 +279,9 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                     name="kv",
                     value=format_bytes(capacity.kv.total_bytes),
                     reason=f"{capacity.reason}; {capacity.kv.num_full_length:.1f} requests of "
-                    f"{capacity.max_model_len} tokens",
+                    f"{capacity.max_model_len} tokens"
+                    if runner_config.groups
+                    else f"an encoder keeps nothing; texts of up to {capacity.max_model_len} tokens",
                 ),
             ),
             gaps=tuple(gaps),

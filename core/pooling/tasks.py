@@ -162,7 +162,10 @@ class PoolingTasks:
             raise RequestError(
                 f"the text has {length} tokens, and {self._name} takes {self._max_tokens}",
                 code="context_length_exceeded",
-                remedies=["truncate_prompt_tokens=-1", f"a text of at most {self._max_tokens} tokens"],
+                remedies=[
+                    "truncate_prompt_tokens=-1 (headrace embed --truncate)",
+                    f"a text of at most {self._max_tokens} tokens",
+                ],
             )
         return request
 

@@ -239,6 +239,19 @@ def test_download_takes_what_is_needed_and_no_more(fake_hub: FakeHub) -> None:
     assert len(lines) == 1
 
 
+def test_modules_of_sentence_transformers_are_fetched(fake_hub: FakeHub) -> None:
+    modules = {
+        "modules.json": b"[]", "1_Pooling/config.json": b"{}", "2_Dense/config.json": b"{}",
+        "2_Dense/model.safetensors": b"dense", "2_Dense/pytorch_model.bin": b"dense", "onnx/config.json": b"{}",
+    }  # fmt: skip
+    fake_hub.repos["acme/tiny"].update(modules)
+    found = resolve_config(ModelConfig(model="acme/tiny"), _ignore).path
+    assert (found / "1_Pooling/config.json").is_file() and not (found / "2_Dense/model.safetensors").exists()
+    found = resolve_model(ModelConfig(model="acme/tiny"), _ignore).path
+    assert (found / "2_Dense/model.safetensors").read_bytes() == b"dense"
+    assert not (found / "2_Dense/pytorch_model.bin").exists() and not (found / "onnx").exists()
+
+
 def test_config_alone_fetches_no_weights(fake_hub: FakeHub) -> None:
     found = resolve_config(ModelConfig(model="acme/tiny"), _ignore)
     assert sorted(path.name for path in found.path.iterdir()) == ["config.json", "tokenizer.json"]

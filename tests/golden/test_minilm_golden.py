@@ -1,6 +1,7 @@
 """all-MiniLM-L6-v2 against transformers on the same files: mean pooling and normalisation by hand."""
 
 import importlib.util
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,13 @@ def test_what_sentence_transformers_would_cut_is_an_error_unless_asked_for(llm: 
 def test_near_texts_are_near(llm: LLM) -> None:
     scores = [each.score for each in llm.score("a kitten sleeps", ["the young cat is resting", "stock prices fell"])]
     assert scores[0] > 0.5 > 0.2 > scores[1]
+
+
+@pytest.mark.weights
+def test_the_page_runs(folder: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "embeddings.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(compile(example.replace("sentence-transformers/all-MiniLM-L6-v2", str(folder)), "embeddings.md", "exec"), {})
 
 
 def stacked(llm: LLM, texts: Sequence[str]) -> FloatArray:
