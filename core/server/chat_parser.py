@@ -1,31 +1,33 @@
-"""What a chat answer's text means: content, reasoning, tool calls. One parser for each answer."""
+"""What a chat answer's text means, by the model's format: content, reasoning, tool calls; and what forces calls."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from .protocol.chat import ChatRequest, ToolCall
-
-if TYPE_CHECKING:
-    from .server import Server
-
-
-@dataclass(slots=True, kw_only=True)
-class ParsedDelta:
-    """What a piece of text adds. tool_calls: as a stream brings them (index; first id, type and name)."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
+from ..errors import RequestError
+from ..structured.params import StructuredOutputParams
+from ..text.tokenizer import Tokenizer
+from .formats.constrain import constrain_after_reasoning, constrain_tools
+from .formats.formats import Format, tool_format
+from .formats.parser import AnswerDelta, AnswerParser
+from .formats.tools import Tool, read_tools
+from .protocol.chat import ChatDelta, ChatMessage, ChatRequest, FunctionDelta, ToolCall
 
 
 class ChatParser(Protocol):
     """Reads the text of one answer as it grows."""
 
-    def push(self, text: str) -> ParsedDelta:
-        """The next piece of text."""
+    @property
+    def num_calls(self) -> int:
+        """Tools that the answer calls."""
         ...
 
-    def finish(self) -> ParsedDelta:
+    def push(self, text: str) -> list[ChatDelta]:
+        """The next piece of text; what it adds, one part in each delta."""
+        ...
+
+    def finish(self) -> list[ChatDelta]:
         """The answer has ended: what was withheld."""
         ...
 
@@ -33,15 +35,163 @@ class ChatParser(Protocol):
 class PlainParser:
     """All text is content."""
 
-    def push(self, text: str) -> ParsedDelta:
+    num_calls = 0
+
+    def push(self, text: str) -> list[ChatDelta]:
         """The text as content."""
-        return ParsedDelta(content=text)
+        return [ChatDelta(content=text)] if text else []
 
-    def finish(self) -> ParsedDelta:
+    def finish(self) -> list[ChatDelta]:
         """Nothing: nothing was withheld."""
-        return ParsedDelta()
+        return []
 
 
-def make_parser(server: "Server", request: ChatRequest, prompt: str) -> ChatParser:
-    """The parser for one answer to this request; prompt is the rendered conversation."""
-    return PlainParser()
+class FormatParser:
+    """Content, reasoning and calls as a format has them."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that were announced."""
+        return self._parser.num_calls
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """What is certain with this text."""
+        return [_delta(delta) for delta in self._parser.feed(text)]
+
+    def finish(self) -> list[ChatDelta]:
+        """What was withheld."""
+        return [_delta(delta) for delta in self._parser.finish()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatForm:
+    """How answers to one request are made and read. tool_choice: none, auto, required or a tool's name."""
+
+    format: Format | None
+    tools: Sequence[Tool]
+    tool_choice: str
+    is_parallel: bool
+    tokenizer: Tokenizer
+
+    def new_parser(self, prompt: str) -> ChatParser:
+        """A parser for one answer to this prompt."""
+        if self.format is None:
+            return PlainParser()
+        reads_calls = bool(self.tools) and self.tool_choice != "none"
+        return FormatParser(
+            self.format.new_parser(
+                prompt=prompt, tools=self.tools, parse_tools=reads_calls, parallel=self.is_parallel
+            )
+        )
+
+    def structured_output(self, form: StructuredOutputParams | None, prompt: str) -> StructuredOutputParams | None:
+        """The form that the answer is kept to: calls if they are forced, else the request's own behind the
+        reasoning. Raises RequestError."""
+        if self.tool_choice not in ("none", "auto"):
+            return constrain_tools(
+                tool_format(self.format),
+                self.tools,
+                choice=self.tool_choice,
+                parallel=self.is_parallel,
+                tokenizer=self.tokenizer,
+                prompt=prompt,
+            )
+        if form is None:
+            return None
+        return constrain_after_reasoning(self.format, form, tokenizer=self.tokenizer, prompt=prompt)
+
+    @property
+    def needs_special_tokens(self) -> bool:
+        """True if the format's markers are special tokens, so that the text must have them."""
+        return self.format is not None and self.format.needs_special_tokens(self.tokenizer)
+
+
+def chat_form(request: ChatRequest, model_format: Format | None, tokenizer: Tokenizer) -> ChatForm:
+    """How answers to this request are made and read. Raises RequestError for wrong tools or tool_choice."""
+    tools = read_tools(request.tools)
+    choice = _tool_choice(request, tools)
+    uses_tools = bool(tools) and choice != "none"
+    return ChatForm(
+        format=tool_format(model_format) if uses_tools else model_format,
+        tools=tools,
+        tool_choice=choice,
+        is_parallel=request.parallel_tool_calls is not False,
+        tokenizer=tokenizer,
+    )
+
+
+def with_parsed_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the arguments of earlier calls as objects, as chat templates want them; clients send JSON
+    text."""
+    return [
+        {**message, "tool_calls": [_parsed_call(call) for call in message["tool_calls"]]}
+        if isinstance(message, dict) and isinstance(message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
+
+
+def whole_message(deltas: Sequence[ChatDelta]) -> ChatMessage:
+    """The message that deltas make up; its calls have no index."""
+    content, reasoning = "", ""
+    calls: dict[int, ToolCall] = {}
+    for delta in deltas:
+        content += delta.content or "" if isinstance(delta.content, str) else ""
+        reasoning += delta.reasoning if isinstance(delta.reasoning, str) else ""
+        for piece in delta.tool_calls if isinstance(delta.tool_calls, list) else ():
+            call = calls.setdefault(
+                piece.index or 0, ToolCall(id=piece.id, type=piece.type, function=FunctionDelta(arguments=""))
+            )
+            call.function.name = call.function.name or piece.function.name
+            call.function.arguments = (call.function.arguments or "") + (piece.function.arguments or "")
+    message = ChatMessage(content=content if content or not calls else None)
+    if reasoning:
+        message.reasoning = message.reasoning_content = reasoning
+    if calls:
+        message.tool_calls = [call for _, call in sorted(calls.items())]
+    return message
+
+
+def _tool_choice(request: ChatRequest, tools: Sequence[Tool]) -> str:
+    choice = request.tool_choice
+    if choice is None:
+        return "auto" if tools else "none"
+    if isinstance(choice, dict):
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, dict) else None
+        if choice.get("type", "function") != "function" or not isinstance(name, str):
+            raise RequestError(
+                'tool_choice must be none, auto, required or {"type": "function", "function": {"name": ...}}',
+                code="invalid_tools",
+            )
+        choice = name
+    elif choice not in ("none", "auto", "required"):
+        raise RequestError(f"tool_choice must be none, auto or required, got {choice!r}", code="invalid_tools")
+    if not tools and choice not in ("none", "auto"):
+        raise RequestError("tool_choice needs tools", code="invalid_tools")
+    return choice
+
+
+def _delta(delta: AnswerDelta) -> ChatDelta:
+    if delta.kind == "content":
+        return ChatDelta(content=delta.text)
+    if delta.kind == "reasoning":
+        return ChatDelta(reasoning=delta.text, reasoning_content=delta.text)
+    if delta.kind == "tool_call":
+        function = FunctionDelta(name=delta.name, arguments="")
+        return ChatDelta(tool_calls=[ToolCall(index=delta.index, id=delta.id, type="function", function=function)])
+    return ChatDelta(tool_calls=[ToolCall(index=delta.index, function=FunctionDelta(arguments=delta.text))])
+
+
+def _parsed_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

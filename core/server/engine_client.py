@@ -230,12 +230,13 @@ class EngineClient:
             self.fail_all(ApiError(500, f"the engine cannot be restarted ({how})", code="engine_failed"))
             self.failed.set()
             return
+        if self._num_failed_starts > 1:
+            await asyncio.sleep(2.0 ** (self._num_failed_starts - 2))
         try:
             self._link = EngineLink(self._on_message, self._on_lost)
             await self._link.start(self._options)
         except OSError as error:
             logger.error("no process for the engine", extra={"fields": {"error": str(error)}})
-            await asyncio.sleep(1)
             await self._restart(lost, None, 0)
 
     def _release_suspects(self) -> None:

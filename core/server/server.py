@@ -22,6 +22,7 @@ from .admission import Admission
 from .api_errors import ApiError
 from .auth import read_keys
 from .engine_client import EngineClient
+from .formats.formats import Format, find_format
 from .frames import Ready, params_from_wire, params_to_wire
 from .generation import Completion, Generation
 from .metrics import Metrics
@@ -29,6 +30,9 @@ from .prompts import Prompts
 from .request_log import log_finished
 
 logger = logging.getLogger(__name__)
+
+_MAX_COMPLETIONS = 4096
+"""Of one request; it counts as one in the queue."""
 
 
 class Server:
@@ -50,6 +54,7 @@ class Server:
         self.defaults = SamplingParams()
         self.names: tuple[str, ...] = ()
         self.limits = EngineLimits(vocab_size=0, max_model_len=0)
+        self.format: Format | None = None
         self._processors: dict[str, Callable[..., Any]] = {}
         self._grammars: GrammarCache | None = None
 
@@ -114,6 +119,11 @@ class Server:
         Completion i of prompt p has index p * n + i. Raises RequestError or ApiError before anything was sent.
         """
         server = self.config.server
+        count = len(prompts) * params.n
+        if count > _MAX_COMPLETIONS:
+            raise RequestError(
+                f"one request for {count} completions; {_MAX_COMPLETIONS} are allowed", code="too_many_completions"
+            )
         await self._validate(prompts, params)
         generation = Generation(generation_id, key=request.state.user, on_done=self.engine.generation_done)
         seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -197,6 +207,8 @@ class Server:
         self.defaults = params_from_wire(info.sampling_params)
         self.limits = EngineLimits(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         self.prompts = Prompts(tokenizer, config.model.chat_template, info.model)
+        if tokenizer is not None:
+            self.format = find_format(tokenizer.chat_template, model.folder)
         # Only the engine can try these; it does before the first header of the answer is sent.
         self._processors = dict.fromkeys(info.logits_processors, lambda params, prompt: None)
         self._grammars = load_grammars(load_plugins(), tokenizer, info.vocab_size, info.eos_token_ids)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...errors import RequestError
-from ..chat_parser import ChatParser, ParsedDelta, make_parser
+from ..chat_parser import ChatForm, ChatParser, chat_form, whole_message, with_parsed_arguments
 from ..frames import Output
 from ..generation import Generation
 from ..http import read_json
@@ -19,13 +19,11 @@ from ..protocol.chat import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
     ChatRequest,
     ChatResponse,
-    FunctionDelta,
-    ToolCall,
 )
 from ..protocol.common import new_id, now, refuse, sampling_params
+from ..protocol.completions import FinishReason
 from ..request_log import timings
 from ..structure import structured_output
 from .text import answer_once, answer_stream, check_output, usage, wants_usage
@@ -48,10 +46,11 @@ async def chat_completions(request: Request) -> Response:
     body = await read_json(request, ChatRequest, server.config.server.max_body_bytes)
     server.check_model(body.model)
     refuse(body, _UNSUPPORTED)
-    prompt = await server.prompts.render(body.messages, **_template_options(body))
+    form = chat_form(body, server.format, server.prompts.tokenizer)
+    prompt = await server.prompts.render(with_parsed_arguments(body.messages), **_template_options(body))
     token_ids = await server.prompts.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
-    params = sampling_params(body, server.defaults, **_params(body))
-    answer = _Answer(server, body, prompt)
+    params = sampling_params(body, server.defaults, **_params(body, form, prompt))
+    answer = _Answer(server, body, form, prompt)
     generation = await server.submit(
         request, answer.id, [token_ids], params, priority=body.priority or 0, cache_salt=body.cache_salt or ""
     )
@@ -75,13 +74,15 @@ def _template_options(body: ChatRequest) -> dict[str, Any]:
     return options
 
 
-def _params(body: ChatRequest) -> dict[str, Any]:
+def _params(body: ChatRequest, form: ChatForm, prompt: str) -> dict[str, Any]:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", code="invalid_sampling_params")
     fixed: dict[str, Any] = {
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        "structured_output": structured_output(body),
+        "structured_output": form.structured_output(structured_output(body), prompt),
     }
+    if form.needs_special_tokens:
+        fixed["skip_special_tokens"] = False
     if body.logprobs:
         fixed["logprobs"] = body.top_logprobs or 0
     return fixed
@@ -90,12 +91,12 @@ def _params(body: ChatRequest) -> dict[str, Any]:
 class _Answer:
     """Makes the answers of one request, whole or in chunks."""
 
-    def __init__(self, server: "Server", body: ChatRequest, prompt: str) -> None:
+    def __init__(self, server: "Server", body: ChatRequest, form: ChatForm, prompt: str) -> None:
         self.id = new_id("chatcmpl")
         self._created = now()
         self._model = body.model or server.model_name
         self._body = body
-        self._parsers: list[ChatParser] = [make_parser(server, body, prompt) for _ in range(body.n or 1)]
+        self._parsers: list[ChatParser] = [form.new_parser(prompt) for _ in range(body.n or 1)]
 
     def whole(self, generation: Generation, outputs: list[Output]) -> ChatResponse:
         """The response that is no stream."""
@@ -114,28 +115,29 @@ class _Answer:
         """The events of a stream."""
         for index in range(len(self._parsers)):
             yield self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
-        has_calls: set[int] = set()
         while changes := await generation.changes():
             for index, output in changes:
                 check_output(output)
                 parser = self._parsers[index]
-                parsed = parser.push(output.text)
+                deltas = parser.push(output.text)
                 if output.finish_reason is not None:
-                    _add(parsed, parser.finish())
-                if parsed.tool_calls:
-                    has_calls.add(index)
+                    deltas += parser.finish()
                 logprobs = self._logprobs(output)
-                if parsed.content or parsed.reasoning or parsed.tool_calls or logprobs is not None:
-                    choice = ChatChunkChoice(index=index, delta=_delta(parsed), logprobs=logprobs)
-                    if self._body.return_token_ids:
-                        choice.token_ids = output.token_ids
+                if not deltas and (logprobs is not None or self._body.return_token_ids):
+                    deltas.append(ChatDelta(content=""))
+                for number, delta in enumerate(deltas):
+                    choice = ChatChunkChoice(index=index, delta=delta)
+                    if number == 0:  # a token may add to several parts, but is said once
+                        choice.logprobs = logprobs
+                        if self._body.return_token_ids:
+                            choice.token_ids = output.token_ids
                     yield self._chunk(choice)
                 if output.finish_reason is not None:
                     yield self._chunk(
                         ChatChunkChoice(
                             index=index,
                             delta=ChatDelta(),
-                            finish_reason="tool_calls" if index in has_calls else output.finish_reason,
+                            finish_reason=_finish_reason(parser, output),
                             stop_reason=output.stop_reason,
                         )
                     )
@@ -146,19 +148,12 @@ class _Answer:
 
     def _choice(self, index: int, output: Output) -> ChatChoice:
         parser = self._parsers[index]
-        parsed = parser.push(output.text)
-        _add(parsed, parser.finish())
-        calls = _whole_calls(parsed.tool_calls)
-        message = ChatMessage(content=parsed.content if parsed.content or not calls else None)
-        if parsed.reasoning:
-            message.reasoning = message.reasoning_content = parsed.reasoning
-        if calls:
-            message.tool_calls = calls
+        deltas = parser.push(output.text) + parser.finish()
         return ChatChoice(
             index=index,
-            message=message,
+            message=whole_message(deltas),
             logprobs=self._logprobs(output),
-            finish_reason="tool_calls" if calls else output.finish_reason,
+            finish_reason=_finish_reason(parser, output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._body.return_token_ids else None,
         )
@@ -178,31 +173,6 @@ class _Answer:
         )
 
 
-def _delta(parsed: ParsedDelta) -> ChatDelta:
-    delta = ChatDelta()
-    if parsed.content:
-        delta.content = parsed.content
-    if parsed.reasoning:
-        delta.reasoning = delta.reasoning_content = parsed.reasoning
-    if parsed.tool_calls:
-        delta.tool_calls = parsed.tool_calls
-    return delta
-
-
-def _add(first: ParsedDelta, second: ParsedDelta) -> None:
-    first.content += second.content
-    first.reasoning += second.reasoning
-    first.tool_calls += second.tool_calls
-
-
-def _whole_calls(deltas: list[ToolCall]) -> list[ToolCall]:
-    """The calls that a stream's pieces make up, without their indices."""
-    calls: dict[int, ToolCall] = {}
-    for delta in deltas:
-        call = calls.setdefault(
-            delta.index or 0, ToolCall(id=delta.id, type=delta.type, function=FunctionDelta(arguments=""))
-        )
-        if delta.function.name:
-            call.function.name = delta.function.name
-        call.function.arguments = (call.function.arguments or "") + (delta.function.arguments or "")
-    return [call for _, call in sorted(calls.items())]
+def _finish_reason(parser: ChatParser, output: Output) -> FinishReason | None:
+    """An answer that ends with calls ends for them; one that was cut off was cut off."""
+    return "tool_calls" if parser.num_calls and output.finish_reason == "stop" else output.finish_reason

@@ -21,8 +21,6 @@ from .text import answer_once, answer_stream, check_output, usage, wants_usage
 if TYPE_CHECKING:
     from ..server import Server
 
-_MAX_PROMPTS = 4096
-
 
 async def completions(request: Request) -> Response:
     """Continue one prompt or several, at once or as a stream."""
@@ -57,10 +55,6 @@ async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str 
         given = [given]
     if not given:
         raise RequestError("the prompt is empty: there is no token to start from", code="empty_prompt")
-    if len(given) > _MAX_PROMPTS:
-        raise RequestError(
-            f"{len(given)} prompts in one request; {_MAX_PROMPTS} are allowed", code="too_many_prompts"
-        )
     found: list[tuple[str | None, list[int]]] = []
     for prompt in given:
         if isinstance(prompt, str):

@@ -1,5 +1,7 @@
 """What chat and legacy completions have in common: usage, streams, errors in their midst."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -8,13 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..api_errors import ApiError, ClientGone
-from ..frames import Output
+from ..frames import Output, merge
 from ..generation import Generation
 from ..http import DONE, EventStream, JsonResponse, watched
 from ..protocol.common import GenerationFields, PromptTokensDetails, Usage
 
 if TYPE_CHECKING:
     from ..server import Server
+
+logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,7 +58,7 @@ async def collected(generation: Generation) -> list[Output]:
         for index, output in changes:
             check_output(output)
             if index in found:
-                _append(found[index], output)
+                merge(found[index], output)
             else:
                 found[index] = output
     return [found[index] for index in sorted(found)]
@@ -62,22 +66,33 @@ async def collected(generation: Generation) -> list[Output]:
 
 async def answer_once(server: "Server", request: Request, generation: Generation, make: Any) -> Response:
     """One response, of `make(outputs)`; the request is dropped if the client leaves."""
-    async with watched(request, lambda: server.engine.cancel(generation, ClientGone())):
-        outputs = await collected(generation)
+    try:
+        async with watched(request, lambda: server.engine.cancel(generation, ClientGone())):
+            outputs = await collected(generation)
+    except ApiError as error:
+        server.engine.cancel(generation, error)  # the other completions, if one of them failed
+        raise
     return JsonResponse(make(outputs), headers={"x-request-id": generation.id})
 
 
 async def answer_stream(
     server: "Server", request: Request, generation: Generation, chunks: AsyncIterator[Any]
 ) -> Response:
-    """A stream of chunks. Raises ApiError for a request that the engine refuses, before the first header."""
+    """A stream of chunks. Raises ApiError for a request that the engine refuses, before the first header; one that
+    waits long gets the headers before that."""
+    config = server.config.server
 
     def gone() -> None:
         server.engine.cancel(generation, ClientGone())
 
-    async with watched(request, gone):
-        await generation.wait_accepted()
-    config = server.config.server
+    try:
+        async with watched(request, gone), asyncio.timeout(config.ping_interval_s):
+            await generation.wait_accepted()
+    except TimeoutError:
+        logger.debug("no answer of the engine yet request_id=%s", generation.id)
+    except ApiError as error:
+        server.engine.cancel(generation, error)
+        raise
     return EventStream(
         _events(server, generation, chunks),
         on_gone=gone,
@@ -93,13 +108,12 @@ async def _events(server: "Server", generation: Generation, chunks: AsyncIterato
             yield event(chunk)
         yield DONE
     except ApiError as error:
-        server.engine.cancel(generation, error)  # the other completions, if one of them failed
+        server.engine.cancel(generation, error)
         yield b"data: " + error.body() + b"\n\n"
     except ClientGone:
         return
-
-
-def _append(first: Output, second: Output) -> None:
-    from ..frames import merge
-
-    merge(first, second)
+    except Exception:
+        logger.exception("a stream failed", extra={"fields": {"request_id": generation.id}})
+        broken = ApiError(500, "internal error; the log says more", code="internal_error")
+        server.engine.cancel(generation, broken)
+        yield b"data: " + broken.body() + b"\n\n"

@@ -1,0 +1,135 @@
+"""Tools and forms of output through OpenAI's client; a model with random weights writes what grammars let."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from live_server import LiveServer
+
+MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {
+        "type": "function",
+        "function": {
+            "name": "now",
+            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+        },
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def random_client(model_folder: Path) -> Iterator[openai.OpenAI]:
+    """A client of a server whose masks are real."""
+    arguments = ["--kv-memory", "64MiB", "--load-format", "dummy"]
+    with LiveServer(model_folder, *arguments, device="reference") as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+            yield made
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_forced_call_whole_and_streamed(random_client: openai.OpenAI, seed: int) -> None:
+    options: dict[str, Any] = dict(
+        model="tiny",
+        messages=MESSAGES,
+        tools=TOOLS,
+        max_tokens=900,
+        temperature=1,
+        seed=seed,
+        tool_choice={"type": "function", "function": {"name": "weather"}},
+    )
+    whole = random_client.chat.completions.create(**options).choices[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.tool_calls is not None
+    (call,) = whole.message.tool_calls
+    assert call.type == "function" and call.function.name == "weather" and call.id
+    arguments = json.loads(call.function.arguments)
+    assert arguments["city"] in ("Paris", "Rome") and 1 <= arguments["days"] <= 9
+
+    chunks = [chunk.choices[0] for chunk in random_client.chat.completions.create(stream=True, **options)]
+    deltas = [piece for chunk in chunks for piece in chunk.delta.tool_calls or ()]
+    first = deltas[0]
+    assert (first.index, first.type) == (0, "function") and first.id
+    assert first.function is not None and (first.function.name, first.function.arguments) == ("weather", "")
+    for piece in deltas[1:]:
+        assert piece.index == 0 and piece.id is None and piece.type is None
+        assert piece.function is not None and piece.function.name is None
+    streamed = "".join((piece.function and piece.function.arguments) or "" for piece in deltas)
+    assert json.loads(streamed) == arguments
+    assert all(len(chunk.delta.tool_calls or ()) <= 1 for chunk in chunks)
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
+
+
+def test_required_calls_some_tool(random_client: openai.OpenAI) -> None:
+    result = random_client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        tools=TOOLS,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=900,
+        temperature=1,
+        seed=4,
+    )
+    assert result.choices[0].message.tool_calls is not None
+    (call,) = result.choices[0].message.tool_calls
+    assert call.type == "function" and call.function.name in ("weather", "now")
+
+
+def test_forms_of_output(random_client: openai.OpenAI) -> None:
+    def answer(**options: Any) -> str:
+        result = random_client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=900, temperature=1, seed=6, **options
+        )
+        assert result.choices[0].finish_reason == "stop"
+        return result.choices[0].message.content or ""
+
+    schema = {"name": "weather", "strict": True, "schema": WEATHER}
+    found = json.loads(answer(response_format={"type": "json_schema", "json_schema": schema}))
+    assert found["city"] in ("Paris", "Rome") and 1 <= found["days"] <= 9
+    assert answer(extra_body={"structured_outputs": {"choice": ["yes", "no"]}}) in ("yes", "no")
+    assert answer(extra_body={"guided_regex": "[0-9]{4}"}).isdecimal()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "nope"}}},
+        {"tools": TOOLS, "tool_choice": "sometimes"},
+        {"tool_choice": "required"},
+        {"tools": [{"type": "function", "function": {"name": "two words"}}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}},
+        {"response_format": {"type": "json_schema"}},
+        {"extra_body": {"guided_regex": "(", "stream": True}},
+        {"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}},
+    ],
+)
+def test_bad_tools_and_forms_are_refused_at_once(random_client: openai.OpenAI, options: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError):
+        random_client.chat.completions.create(model="tiny", messages=MESSAGES, **options)
+
+
+def test_earlier_calls_reach_the_template(random_client: openai.OpenAI) -> None:
+    messages: list[Any] = [
+        *MESSAGES,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    result = random_client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS, max_tokens=3)
+    assert result.usage is not None and result.usage.completion_tokens <= 3
