@@ -204,14 +204,13 @@ class SamplingState:
                 bias.append((n, banned, np.full(len(banned), -np.inf, np.float32)))
             if edits.penalties is not None and edits.penalties.size:
                 penalties.append((n, *edits.penalties.arrays()))
-            if edits.allow_mask is not None or edits.constraint is not None:
-                if mask is None:
-                    mask = np.full((len(slots), -(-self._vocab_size // 32)), -1, np.int32)
-                if edits.constraint is not None:
-                    edits.constraint.fill_mask(mask[n], num_outputs)
-                    self._note_failure(int(slots[n]), edits.constraint)
-                else:
-                    mask[n] = edits.allow_mask
+            if mask is None and (edits.allow_mask is not None or edits.constraint is not None):
+                mask = np.full((len(slots), -(-self._vocab_size // 32)), -1, np.int32)
+            if mask is not None and edits.constraint is not None:
+                edits.constraint.fill_mask(mask[n], num_outputs)
+                self._note_failure(int(slots[n]), edits.constraint)
+            elif mask is not None and edits.allow_mask is not None:
+                mask[n] = edits.allow_mask
             processors += [(n, _bind_processor(process, edits.outputs)) for process in edits.processors]
         if bias:
             columns["bias_rows"] = _repeat_rows([(n, len(tokens)) for n, tokens, _ in bias])

@@ -81,7 +81,8 @@ class JsonCalls:
 
     def feed(self, text: str) -> Sequence[CallPiece]:
         """Take more of the part's text; what that says of the calls."""
-        if self._scanner.failed:
+        has_failed = self._scanner.failed
+        if has_failed:
             return [CallPiece(arguments=text)] if self._open and text else []
         pieces: list[CallPiece] = []
         self._body += text

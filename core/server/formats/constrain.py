@@ -180,14 +180,15 @@ class _Lark:
         if syntax.raw_strings and isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
             return f"{self.literal(before)} ({' | '.join(map(_quote, choices))}) {self.literal(after)}"
         if syntax.raw_strings and (kinds is None or kinds == "string" or "string" in kinds):
-            return f"{self.literal(before)} {self._until(after)}"
+            longest = schema.get("maxLength") if isinstance(schema, Mapping) else None
+            return f"{self.literal(before)} {self._until(after, longest if isinstance(longest, int) else None)}"
         definitions = {name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters}
         value = self.schema({**(schema if isinstance(schema, Mapping) else {}), **definitions}, strict=tool.strict)
         return f"{self.literal(before)} {value} {self.literal(after)}"
 
-    def _until(self, end: str) -> str:
+    def _until(self, end: str, max_chars: int | None = None) -> str:
         """Any text up to an end that does not occur in it."""
-        anything = "/(.|\\n)*/"
+        anything = "/(.|\\n)*/" if max_chars is None else f"/(.|\\n){{0,{max_chars}}}/"
         if self._split is not None and self._split.search(end):
             return f"{self.rule(anything)} {self.literal(end)}"
         return self.rule(anything, f"[suffix={_quote(end)}]")

@@ -29,7 +29,8 @@ CALL = json.dumps({"name": "weather", "arguments": PARIS})
 ARGUMENTS = json.dumps(PARIS)
 BEGIN, END, SEP = (f"<\uff5ctool\u2581{text}\uff5c>" for text in ("call\u2581begin", "call\u2581end", "sep"))
 ALL_BEGIN, ALL_END = (f"<\uff5ctool\u2581calls\u2581{text}\uff5c>" for text in ("begin", "end"))
-WEATHER, NOW = ("weather", PARIS), ("now", {})
+WEATHER: tuple[str, Any] = ("weather", PARIS)
+NOW: tuple[str, Any] = ("now", {})
 
 # format, answer, content, reasoning, calls
 ANSWERS: list[tuple[str, str, str, str, list[tuple[str, Any]]]] = [

@@ -55,9 +55,9 @@ def make_vocabulary(special: bool) -> Vocabulary:
 VOCABULARIES = {special: make_vocabulary(special) for special in (False, True)}
 
 
-def force_ending(matcher: Any, vocabulary: Vocabulary) -> bytes:
+def force_ending(matcher: Any, vocabulary: Vocabulary, rng: random.Random) -> bytes:
     """Write what ends a free text, where that is possible: letters by chance never would."""
-    for text in ENDINGS:
+    for text in rng.sample(ENDINGS, len(ENDINGS)):
         tokens = vocabulary.tokenizer.encode(text, add_special_tokens=False)
         count = matcher.accept(tokens)
         if count == len(tokens):
@@ -75,7 +75,7 @@ def write(form: StructuredOutputParams, vocabulary: Vocabulary, seed: int, max_t
     for count in range(max_tokens):
         matcher.fill_mask(row)
         choice = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
-        if count % 8 == 7 and (ending := force_ending(matcher, vocabulary)):
+        if count % 8 == 7 and (ending := force_ending(matcher, vocabulary, rng)):
             text += ending
             continue
         if END in choice and (len(choice) == 1 or rng.random() < 0.5 or count > 100):
