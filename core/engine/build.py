@@ -107,7 +107,12 @@ def describe_model(config: EngineConfig, report: Report) -> Model:
         hf_config = config_from_gguf(source.metadata, source.names(), source.read)
         spec = with_asked_pooler(read_spec(hf_config), config.model.pooling)
         return Model(
-            name=files.name, path=files.path, config=hf_config, spec=spec, names=gguf_names(spec), gguf=source
+            name=files.name,
+            path=files.path,
+            config=hf_config,
+            spec=spec,
+            names=with_head_names(gguf_names(spec), spec),
+            gguf=source,
         )
     hf_config = read_config(files.path)
     spec = with_sentence_modules(with_default_pooler(read_spec(hf_config), hf_config), files.path)

@@ -1,10 +1,11 @@
 """Heads that make vectors: which one a config asks for, and its labels."""
 
 import dataclasses
+import re
 from typing import Literal, cast
 
 from ..errors import ConfigError, ModelError
-from ..weights.names import NameTable
+from ..weights.names import NameTable, Stored
 from .config import HFConfig
 from .spec import DenseSpec, ModelSpec, PoolerSpec, Pooling
 
@@ -77,12 +78,19 @@ def vector_size(spec: ModelSpec) -> int:
 
 
 def with_head_names(names: NameTable, spec: ModelSpec) -> NameTable:
-    """A family's table with the head's layers, which are stored as they are called if the family says no more."""
-    own: dict[str, str] = {}
-    for dense in spec.pooler.dense if spec.pooler is not None else ():
-        for leaf in ("weight", "bias"):
-            own[f"{dense.name}.{leaf}"] = f"{dense.name}.{leaf}"
-    return dataclasses.replace(names, entries={**own, **names.entries}) if own else names
+    """A family's table with the head's layers, which are stored as they are called if the family says no more.
+
+    A head for tokens may be in the file, and is not read then.
+    """
+    if spec.pooler is None:
+        return names
+    own = {
+        f"{dense.name}.{leaf}": f"{dense.name}.{leaf}" for dense in spec.pooler.dense for leaf in ("weight", "bias")
+    }
+    heads = [names.entries[name] for name in ("lm_head.weight", "lm_head.bias") if name in names.entries]
+    stored = [head.name if isinstance(head, Stored) else head for head in heads]
+    ignore = (*names.ignore, *(f"^{re.escape(name)}$" for name in stored))
+    return dataclasses.replace(names, entries={**own, **names.entries}, ignore=ignore)
 
 
 def _activation(config: HFConfig, num_labels: int) -> Scores:

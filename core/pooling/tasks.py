@@ -4,7 +4,7 @@ The Python API and the server both use it; they differ only in how they run the 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +48,7 @@ class PoolingTasks:
         self._name = name
         self._pooler = spec.pooler
         self._size = vector_size(spec)
+        self._num_token_types = spec.num_token_types
         self._tokenizer = tokenizer
         self._max_tokens = max_model_len
         self._prompts = prompts or SentencePrompts()
@@ -155,6 +156,8 @@ class PoolingTasks:
         return self._prompts.prompts[name] if name else ""
 
     def _check(self, request: PoolingRequest) -> PoolingRequest:
+        if max(request.token_types, default=0) >= self._num_token_types:  # some tokenizers tell more than models know
+            request = replace(request, token_types=[])
         length = len(request.token_ids)
         if length == 0:
             raise RequestError("the text is empty: there is no token to make a vector of", code="empty_prompt")

@@ -102,6 +102,15 @@ def test_any_decoder_embeds_if_asked_to(tmp_path: Path) -> None:
         assert_equal([output.embedding for output in llm.embed(as_ids(prompts))], expected)
 
 
+def test_the_null_platform_gives_zeros(tmp_path: Path) -> None:
+    save(tmp_path, "AutoModel", "bert")
+    prompts = as_ids(make_prompts()) * 20
+    with LLM(str(tmp_path), skip_tokenizer_init=True, device="null", max_num_batched_tokens=64) as llm:
+        outputs = llm.embed(prompts)
+    assert [output.prompt_token_ids for output in outputs] == [prompt["prompt_token_ids"] for prompt in prompts]
+    assert all(output.embedding.shape == (64,) and not output.embedding.any() for output in outputs)
+
+
 # ---- classes --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("model_type", ["bert", "llama", "qwen2"])
 def test_probabilities_of_labels_equal_those_of_transformers(model_type: str, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], PoolingParam
 
     def run(texts: list[str], params: PoolingParams) -> list[EmbeddingOutput]:
         found.append((texts, params))
-        return [EmbeddingOutput(prompt_token_ids=[1] * len(t), embedding=np.float32([len(t), 0.5])) for t in texts]
+        return [
+            EmbeddingOutput(prompt_token_ids=[1] * len(t), embedding=np.array([len(t), 0.5], np.float32))
+            for t in texts
+        ]
 
     @contextmanager
     def start(config: Any) -> Iterator[Any]:
