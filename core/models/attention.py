@@ -27,19 +27,21 @@ def attention(
     num_heads, num_kv_heads, head_dim = attn.num_heads, attn.num_kv_heads, attn.head_dim
     bias = params[f"{prefix}qkv_proj.bias"] if attn.qkv_bias else None
     qkv = ops.linear(x, params[f"{prefix}qkv_proj.weight"], bias)
-    if attn.clip_qkv:
-        qkv = ops.clamp(qkv, limit=attn.clip_qkv)
     query, key, value = ops.split(qkv, (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim))
     if not attn.norm_after_rope:
         query = _heads(ops, attn, params, f"{prefix}q_norm.", query)
         key = _heads(ops, attn, params, f"{prefix}k_norm.", key)
     else:
         query, key = ops.split_heads(query, head_dim=head_dim), ops.split_heads(key, head_dim=head_dim)
+    value = ops.split_heads(value, head_dim=head_dim)
+    if attn.clip_qkv:
+        query, key = ops.clamp(query, limit=attn.clip_qkv), ops.clamp(key, limit=attn.clip_qkv)
+        value = ops.clamp(value, limit=attn.clip_qkv)
     query, key = _turn(ops, attn, query, cos, sin), _turn(ops, attn, key, cos, sin)
     if attn.norm_after_rope and attn.qk_norm is not None:
         query = normalize(ops, attn.qk_norm, params, f"{prefix}q_norm.", query)
         key = normalize(ops, attn.qk_norm, params, f"{prefix}k_norm.", key)
-    cache = ops.write_kv(cache, key, ops.split_heads(value, head_dim=head_dim), batch.slot_mappings[group])
+    cache = ops.write_kv(cache, key, value, batch.slot_mappings[group])
     out = ops.merge_heads(_paged(ops, attn, params, prefix, query, cache, group, batch))
     if attn.gated:
         out = ops.gate(out, ops.linear(x, params[f"{prefix}gate_proj.weight"]))

@@ -40,6 +40,14 @@ EXPERTS: Mapping[str, str | Stored] = {
     "mlp.experts.{j}.down_proj": "mlp.experts.{j}.down_proj",
 }
 """Experts as most checkpoints spell them."""
+BLOCK_SPARSE_EXPERTS: Mapping[str, str | Stored] = {
+    "mlp.router": "block_sparse_moe.gate",
+    "mlp.experts.{j}.gate_proj": "block_sparse_moe.experts.{j}.w1",
+    "mlp.experts.{j}.up_proj": "block_sparse_moe.experts.{j}.w3",
+    "mlp.experts.{j}.down_proj": "block_sparse_moe.experts.{j}.w2",
+}
+"""Experts as Mixtral spells them."""
+CORRECTION: Mapping[str, str | Stored] = {"mlp.router.correction": "mlp.gate.e_score_correction_bias"}
 SHARED_EXPERTS: Mapping[str, str | Stored] = {
     f"mlp.shared.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")
 }
@@ -59,6 +67,7 @@ def name_table(
     tensors: Mapping[str, str | Stored] | None = None,
     base_prefix: str = "model.",
     ignore: tuple[str, ...] = IGNORE,
+    has_more_layers: bool = False,
 ) -> NameTable:
     """A table from the names of modules, each of which may have a weight and a bias.
 
@@ -76,7 +85,7 @@ def name_table(
             entries[f"{_canonical(ours)}.{leaf}"] = entry
     for ours, theirs in (tensors or {}).items():
         entries[_canonical(ours)] = _stored(ours, theirs, layer)
-    return NameTable(entries=entries, base_prefix=base_prefix, ignore=ignore)
+    return NameTable(entries=entries, base_prefix=base_prefix, ignore=ignore, has_more_layers=has_more_layers)
 
 
 def llama_names(
@@ -84,12 +93,15 @@ def llama_names(
     *,
     tensors: Mapping[str, str | Stored] | None = None,
     ignore: tuple[str, ...] = (),
+    has_more_layers: bool = False,
 ) -> NameTable:
     """Llama's table with some modules named differently, or added; a fused name takes the place of its parts."""
     changes = changes or {}
     replaced = {part for fused, parts in _PARTS.items() if fused in {**changes, **(tensors or {})} for part in parts}
     modules = {ours: name for ours, name in _LLAMA.items() if ours not in replaced}
-    return name_table({**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore)
+    return name_table(
+        {**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore, has_more_layers=has_more_layers
+    )
 
 
 def _canonical(name: str) -> str:

@@ -96,7 +96,7 @@ class AttentionSpec:
     norm_after_rope: bool = False
     """qk_norm comes after rope"""
     clip_qkv: float = 0.0
-    """query, key and value are clamped to [-clip_qkv, clip_qkv]; 0 leaves them"""
+    """query, key (after qk_norm) and value are clamped to [-clip_qkv, clip_qkv]; 0 leaves them"""
     alibi_max_bias: float = 0.0
     """linear position biases (Press et al. 2021) whose slopes end at 2^-alibi_max_bias; 0 has none"""
     alibi_scale: float = 1.0
@@ -105,8 +105,6 @@ class AttentionSpec:
     """a learned logit of each head takes part in its softmax, with no value"""
     gated: bool = False
     """the output is multiplied by sigmoid(gate_proj(x)) before o_proj"""
-    chunk: int = 0
-    """a token sees only tokens of its own chunk of so many; 0 sees all"""
     temperature_scale: float = 0.0
     """queries grow by 1 + temperature_scale * log(1 + floor((position + temperature_shift) / temperature_length))"""
     temperature_length: int = 1

@@ -1,6 +1,7 @@
 """A checkpoint as the declared parameters of a spec: names resolved, everything checked, then read one by one."""
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -251,10 +252,11 @@ class _Resolver:
         """Raise WeightError if anything is wrong."""
         problems = self.problems
         ignored = re.compile("|".join(f"(?:{pattern})" for pattern in self.table.ignore) or r"(?!)")
+        last_layer = max(map(_layer_index, self.used), default=-1) if self.table.has_more_layers else sys.maxsize
         problems.extra += [
             _Problem(info.file, name, name)
             for name, info in self.infos.items()
-            if name not in self.used and not ignored.search(name)
+            if name not in self.used and not ignored.search(name) and _layer_index(name) <= last_layer
         ]
         kinds = [
             (problems.missing, "missing"),
@@ -273,6 +275,12 @@ class _Resolver:
         reason = "; ".join(f"{_count(some)} {what}: {_listed(some)}" for some, what in found)
         remedies = list(dict.fromkeys(problems.remedies))[:3]
         raise WeightError(f"{first.file}: {reason}", file=first.file, tensor=first.tensor, remedies=remedies)
+
+
+def _layer_index(name: str) -> int:
+    """The layer that a stored name belongs to; -1 for none."""
+    found = _INDEX.search(name)
+    return int(found[0]) if found else -1
 
 
 def _count(problems: Sequence[_Problem]) -> str:

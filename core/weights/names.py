@@ -38,6 +38,7 @@ class NameTable:
     entries: canonical template -> stored name or Stored; a fused parameter may be listed whole, by its parts,
     or both, and the checkpoint decides. base_prefix: checkpoints of the bare backbone lack it. ignore: regular
     expressions of stored names that carry nothing we need (buffers, a copy of a tied head).
+    has_more_layers: layers after the model's last one carry nothing we need (heads for a second next token).
     adds_one: the file holds plus_one norms with the one already added (GGUF). renames: (regular expression,
     replacement) pairs that turn the stored names of older files into those of the entries.
     """
@@ -46,4 +47,5 @@ class NameTable:
     base_prefix: str = "model."
     ignore: tuple[str, ...] = field(default=(r"rotary_emb\.inv_freq$",))
     adds_one: bool = False
+    has_more_layers: bool = False
     renames: tuple[tuple[str, str], ...] = ()

@@ -8,6 +8,8 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 
+LATENT = {"num_key_value_heads": 4}
+
 CASES = (
     Case("ministral", "ministral", {"sliding_window": 6, "head_dim": 24}),
     Case(
@@ -69,6 +71,26 @@ CASES = (
     ),
     Case("bloom", "bloom", {}, has_sdpa=False),
     Case("mpt", "mpt", {}, has_sdpa=False),
+    Case("mixtral", "mixtral", {"sliding_window": 6}),
+    Case("qwen2_moe", "qwen2_moe", {}),
+    Case("qwen3_moe", "qwen3_moe", {"head_dim": 16}),
+    Case("olmoe", "olmoe", {"clip_qkv": 1.0}),
+    Case("granitemoe", "granitemoe", {"attention_multiplier": 0.1, "residual_multiplier": 0.5}),
+    Case("granitemoeshared", "granitemoeshared", {"attention_multiplier": 0.1}),
+    Case("phimoe", "phimoe", {}),
+    Case("gpt_oss", "gpt_oss", {"head_dim": 16, "sliding_window": 6, "rope_parameters": YARN}, has_sdpa=False),
+    Case("dots1", "dots1", {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1}),
+    Case("glm4_moe", "glm4_moe", {}),
+    Case("ernie4_5_moe", "ernie4_5_moe", {"tie_word_embeddings": False}),
+    Case("minimax_m2", "minimax_m2", {"head_dim": 16}),
+    Case("afmoe", "afmoe", {"head_dim": 16, "sliding_window": 6}),
+    Case("hunyuan_v1_moe", "hunyuan_v1_moe", {"head_dim": 16, "num_experts": 8, "moe_topk": 2}),
+    Case("llama4_text", "llama4_text", {"head_dim": 16, "floor_scale": 8}),
+    Case("deepseek_v2", "deepseek_v2", {**LATENT, "num_experts_per_tok": 2, "n_group": 2}),
+    Case("deepseek_v3", "deepseek_v3", LATENT),
+    Case("minicpm3", "minicpm3", {**LATENT, "tie_word_embeddings": False}),
+    Case("glm4_moe_lite", "glm4_moe_lite", LATENT),
+    Case("youtu", "youtu", {**LATENT, "tie_word_embeddings": False}),
 )
 FLAGS = (
     Case("cwm_full", "cwm", {"layer_types": ["full_attention"] * 4, "head_dim": 16}),
@@ -121,5 +143,26 @@ FLAGS = (
             "rope_parameters": {"rope_type": "dynamic", "alpha": 100.0, "factor": 1.0, "rope_theta": 10000.0},
             "head_dim": 16,
         },
+    ),
+    Case("mixtral_full", "mixtral", {"sliding_window": None, "num_experts_per_tok": 3}),
+    Case("qwen2_moe_mixed", "qwen2_moe", {"mlp_only_layers": [0], "norm_topk_prob": True, "qkv_bias": False}),
+    Case("qwen3_moe_sparse_steps", "qwen3_moe", {"decoder_sparse_step": 2, "norm_topk_prob": True}),
+    Case("olmoe_renormalized", "olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    Case("phimoe_biases", "phimoe", {"attention_bias": True, "lm_head_bias": True}),
+    Case("glm4_moe_qk_norm", "glm4_moe", {"use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False}),
+    Case("ernie4_5_moe_alone", "ernie4_5_moe", {"moe_num_shared_experts": 0, "use_bias": True}),
+    Case("afmoe_scaled", "afmoe", {"head_dim": 16, "sliding_window": 6, "mup_enabled": True, "route_scale": 2.5}),
+    Case("llama4_mixed", "llama4_text", {"head_dim": 16, "interleave_moe_layer_step": 2, "use_qk_norm": False}),
+    Case(
+        "deepseek_v2_groups",
+        "deepseek_v2",
+        {**LATENT, "num_experts_per_tok": 2, "n_group": 2, "topk_method": "group_limited_greedy"},
+    ),
+    Case("deepseek_v2_lite", "deepseek_v2", {**LATENT, "num_experts_per_tok": 2, "q_lora_rank": None}),
+    Case(
+        "deepseek_v3_yarn",
+        "deepseek_v3",
+        {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "attention_bias": True},
+        lengths=(50, 9),
     ),
 )

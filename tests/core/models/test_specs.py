@@ -164,6 +164,7 @@ def test_every_family_has_a_published_config() -> None:
 SIZES_WITHOUT_A_DEFAULT_THAT_FITS: Mapping[str, Mapping[str, Any]] = {
     "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 15]]},
+    "deepseek_v2": {"num_experts_per_tok": 2}, "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
     "helium": {"num_key_value_heads": 8}, "jais2": {"num_key_value_heads": 8},
 }  # fmt: skip
 

@@ -1,0 +1,83 @@
+"""What mixtures of experts share: the spec of experts read from a config, and the layers that have them."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import ModelError
+from .config import HFConfig
+from .llama_like import read_activation
+from .spec import MlpSpec, ModelSpec, MoeSpec
+
+
+def read_experts(config: HFConfig, *, size: str = "moe_intermediate_size", **changes: Any) -> MoeSpec:
+    """Experts of a config that says num_experts and num_experts_per_tok. Raises ModelError.
+
+    size: the key of one expert's intermediate size; changes: other fields of MoeSpec.
+    """
+    config = config.alias(num_experts="num_local_experts")
+    num_experts, per_token = config.size("num_experts"), config.size("num_experts_per_tok")
+    if per_token > num_experts:
+        raise ModelError(
+            f"num_experts_per_tok ({per_token}) in {config.file} is more than the number of experts ({num_experts})"
+        )
+    return MoeSpec(
+        num_experts=num_experts,
+        num_experts_per_token=per_token,
+        intermediate_size=config.size(size),
+        activation=read_activation(config, "hidden_act"),
+        **changes,
+    )
+
+
+def read_deepseek_experts(config: HFConfig, **changes: Any) -> MoeSpec:
+    """Experts as DeepSeek-V3 and its descendants have them: sigmoid scores, a correction, groups, shared experts."""
+    config = config.alias(num_experts="n_routed_experts")
+    size, num_shared = config.size("moe_intermediate_size"), config.integer("n_shared_experts", 0, null=0)
+    activation = read_activation(config, "hidden_act")
+    moe = read_experts(
+        config,
+        score="sigmoid",
+        has_correction=True,
+        renormalize=config.boolean("norm_topk_prob", True),
+        weight_scale=config.number("routed_scaling_factor", 1.0),
+        num_groups=config.integer("n_group", 1, null=1),
+        num_groups_per_token=config.integer("topk_group", 1, null=1),
+        shared=MlpSpec(intermediate_size=size * num_shared, activation=activation) if num_shared else None,
+    )
+    moe = dataclasses.replace(moe, **changes)
+    groups, kept = moe.num_groups, moe.num_groups_per_token
+    if not groups or moe.num_experts % groups or not 0 < kept <= groups:
+        raise ModelError(
+            f"{config.file} cannot choose from {kept} of {groups} groups (n_group, topk_group) of "
+            f"{moe.num_experts} experts"
+        )
+    return moe
+
+
+def replace_with_experts(spec: ModelSpec, moe: MoeSpec, is_sparse: Sequence[bool] = ()) -> ModelSpec:
+    """The spec with experts in the place of feed-forward blocks, in all layers or where `is_sparse` says so."""
+    flags = is_sparse or [True] * spec.num_layers
+    layers = (
+        dataclasses.replace(layer, moe=moe) if flag else layer for layer, flag in zip(spec.layers, flags, strict=True)
+    )
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
+def sparse_after(config: HFConfig, key: str, default: int = 0) -> list[bool]:
+    """Which layers have experts: as `mlp_layer_types` lists, or all but the first so many as `key` says."""
+    num_layers = config.num_layers()
+    if listed := config.texts("mlp_layer_types"):
+        if len(listed) != num_layers:
+            raise ModelError(f"{config.file} has {num_layers} layers, but mlp_layer_types names {len(listed)}")
+        return [kind == "sparse" for kind in listed]
+    first = config.integer(key, default)
+    return [i >= first for i in range(num_layers)]
+
+
+def sparse_steps(config: HFConfig) -> list[bool]:
+    """Which layers of a Qwen have experts: each `decoder_sparse_step`-th that `mlp_only_layers` does not hold."""
+    step, dense = config.size("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    if not isinstance(dense, list | tuple):
+        raise ModelError(f"mlp_only_layers in {config.file} must be a list of layers, got {dense!r}")
+    return [i not in dense and (i + 1) % step == 0 for i in range(config.num_layers())]
