@@ -19,6 +19,16 @@ from .auth import PUBLIC_ROUTES
 from .http import ErrorResponse
 from .protocol.chat import ChatRequest, ChatResponse
 from .protocol.completions import CompletionRequest, CompletionResponse
+from .protocol.pooling import (
+    ClassifyRequest,
+    ClassifyResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from .protocol.service import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -29,7 +39,7 @@ from .protocol.service import (
     TokenizeResponse,
     Version,
 )
-from .routes import service
+from .routes import pooling, service
 from .routes.chat import chat_completions
 from .routes.completions import completions
 from .server import Server
@@ -57,10 +67,12 @@ def route_table() -> list[RouteSpec]:
         RouteSpec(path="/v1/completions", endpoint=completions, takes=CompletionRequest, gives=CompletionResponse),
         RouteSpec(path="/v1/models", endpoint=service.models, method="GET", gives=ModelList),
         RouteSpec(path="/v1/models/{name:path}", endpoint=service.model, method="GET", gives=ModelCard),
-        *(
-            RouteSpec(path=f"/v1/{name}", endpoint=service.not_by_this_model)
-            for name in ("embeddings", "rerank", "score", "classify")
+        RouteSpec(
+            path="/v1/embeddings", endpoint=pooling.embeddings, takes=EmbeddingRequest, gives=EmbeddingResponse
         ),
+        RouteSpec(path="/v1/score", endpoint=pooling.score, takes=ScoreRequest, gives=ScoreResponse),
+        RouteSpec(path="/v1/rerank", endpoint=pooling.rerank, takes=RerankRequest, gives=RerankResponse),
+        RouteSpec(path="/v1/classify", endpoint=pooling.classify, takes=ClassifyRequest, gives=ClassifyResponse),
         RouteSpec(path="/tokenize", endpoint=service.tokenize, takes=TokenizeRequest, gives=TokenizeResponse),
         RouteSpec(path="/detokenize", endpoint=service.detokenize, takes=DetokenizeRequest, gives=DetokenizeResponse),
         RouteSpec(path="/livez", endpoint=service.livez, method="GET", gives=Health),

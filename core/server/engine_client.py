@@ -142,6 +142,8 @@ class EngineClient:
                 priority=completion.priority,
                 cache_salt=completion.cache_salt,
                 output_token_ids=completion.output_token_ids,
+                pooling=completion.is_pooling,
+                token_types=completion.token_types,
             )
         )
 

@@ -167,6 +167,15 @@ def _ready(built: Built) -> Ready:
 def _add(built: Built, command: Add) -> Output | None:
     """Queue a completion; what to answer if it is refused."""
     try:
+        if command.pooling:
+            built.engine.add_pooling(
+                command.request_id,
+                command.prompt_token_ids,
+                token_types=command.token_types,
+                priority=command.priority,
+                cache_salt=command.cache_salt,
+            )
+            return None
         built.engine.add(
             command.request_id,
             command.prompt_token_ids,
@@ -210,6 +219,7 @@ def _output(output: RequestOutput) -> Output:
         prompt_logprobs=prompt_logprobs,
         scheduled_s=None if output.timings is None else output.timings.scheduled_s,
         error=output.error,
+        pooled=None if output.pooled is None else output.pooled.astype("float32").tobytes(),
     )
 
 

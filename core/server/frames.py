@@ -35,6 +35,10 @@ class Add(msgspec.Struct, array_like=True, tag="add", frozen=True):
     priority: int = 0
     cache_salt: str = ""
     output_token_ids: list[int] = []
+    pooling: bool = False
+    """a vector is asked for, not text"""
+    token_types: list[int] = []
+    """for a vector: which text of a pair each token belongs to"""
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
@@ -102,6 +106,8 @@ class Output(msgspec.Struct, array_like=True):
     error: str = ""
     code: str = ""
     """of the error, if the request itself is wrong"""
+    pooled: bytes | None = None
+    """the vector that was asked for, float32"""
 
 
 class Stats(msgspec.Struct, array_like=True, frozen=True):

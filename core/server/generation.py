@@ -21,6 +21,7 @@ class Completion:
         "generation",
         "index",
         "is_finished",
+        "is_pooling",
         "is_sent",
         "last_token_s",
         "output_token_ids",
@@ -29,6 +30,7 @@ class Completion:
         "request_id",
         "sampling_params",
         "suspect_until",
+        "token_types",
     )
 
     def __init__(
@@ -40,7 +42,10 @@ class Completion:
         sampling_params: dict[str, Any],
         priority: int = 0,
         cache_salt: str = "",
+        is_pooling: bool = False,
+        token_types: list[int] | None = None,
     ) -> None:
+        """is_pooling: a vector is asked for; token_types: of a pair of texts."""
         self.generation = generation
         self.index = index
         self.request_id = f"{generation.id}/{index}"
@@ -48,6 +53,8 @@ class Completion:
         self.sampling_params = sampling_params
         self.priority = priority
         self.cache_salt = cache_salt
+        self.is_pooling = is_pooling
+        self.token_types = token_types or []
         self.output_token_ids: list[int] = []
         self.is_sent = False
         self.is_finished = False

@@ -15,6 +15,7 @@ from ..engine.build import describe_model, load_grammars, load_model_tokenizer
 from ..engine.engine import EngineLimits, check_prompt
 from ..errors import RequestError
 from ..plugin_loader import load_plugins
+from ..pooling.tasks import PoolingRequest, PoolingTasks
 from ..sampling.params import SamplingParams
 from ..sampling.validate import validate_params
 from ..structured.compiler import GrammarCache
@@ -54,6 +55,7 @@ class Server:
         self.defaults = SamplingParams()
         self.names: tuple[str, ...] = ()
         self.limits = EngineLimits(vocab_size=0, max_model_len=0)
+        self.pooling: PoolingTasks
         self.format: Format | None = None
         self._processors: dict[str, Callable[..., Any]] = {}
         self._grammars: GrammarCache | None = None
@@ -118,7 +120,9 @@ class Server:
 
         Completion i of prompt p has index p * n + i. Raises RequestError or ApiError before anything was sent.
         """
-        server = self.config.server
+        if self.pooling.tasks():
+            message = f"{self.model_name} makes vectors, not text"
+            raise ApiError(404, message, code="unsupported_by_model")
         count = len(prompts) * params.n
         if count > _MAX_COMPLETIONS:
             raise RequestError(
@@ -142,12 +146,40 @@ class Server:
                     )
                 )
         self.metrics.max_tokens.observe(params.max_tokens if params.max_tokens is not None else 0)
-        self.engine.submit(generation)
-        timeout = asyncio.get_running_loop().call_later(
-            server.request_timeout_s, generation.fail, _timed_out(server.request_timeout_s)
-        )
-        generation.on_end(timeout.cancel)
+        self._queue(generation)
         return generation
+
+    def submit_pooling(
+        self, request: Request, generation_id: str, texts: Sequence[PoolingRequest], *, priority: int = 0
+    ) -> Generation:
+        """Queue a request for the vectors of texts. Raises RequestError or ApiError."""
+        if len(texts) > _MAX_COMPLETIONS:
+            raise RequestError(
+                f"one request for {len(texts)} texts; {_MAX_COMPLETIONS} are allowed", code="too_many_texts"
+            )
+        for text in texts:
+            check_prompt(text.token_ids, SamplingParams(max_tokens=0), self.limits)
+        generation = Generation(generation_id, key=request.state.user, on_done=self.engine.generation_done)
+        for index, text in enumerate(texts):
+            generation.completions.append(
+                Completion(
+                    generation=generation,
+                    index=index,
+                    prompt_token_ids=text.token_ids,
+                    sampling_params={},
+                    priority=priority,
+                    is_pooling=True,
+                    token_types=text.token_types,
+                )
+            )
+        self._queue(generation)
+        return generation
+
+    def _queue(self, generation: Generation) -> None:
+        self.engine.submit(generation)
+        seconds = self.config.server.request_timeout_s
+        timeout = asyncio.get_running_loop().call_later(seconds, generation.fail, _timed_out(seconds))
+        generation.on_end(timeout.cancel)
 
     async def _validate(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
         for prompt in prompts:
@@ -207,6 +239,13 @@ class Server:
         self.defaults = params_from_wire(info.sampling_params)
         self.limits = EngineLimits(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         self.prompts = Prompts(tokenizer, config.model.chat_template, info.model)
+        self.pooling = PoolingTasks(
+            name=model.name,
+            spec=model.spec,
+            tokenizer=tokenizer,
+            max_model_len=info.max_model_len,
+            prompts=model.prompts,
+        )
         if tokenizer is not None:
             self.format = find_format(tokenizer.chat_template, model.folder)
         # Only the engine can try these; it does before the first header of the answer is sent.

@@ -8,7 +8,6 @@ from starlette.responses import Response
 from headrace import __version__
 
 from ...errors import RequestError
-from ..api_errors import ApiError
 from ..http import JsonResponse, read_json
 from ..metrics import render
 from ..protocol.service import (
@@ -106,18 +105,6 @@ async def detokenize(request: Request) -> Response:
         lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), is_short=len(body.tokens) < 1000
     )
     return JsonResponse(DetokenizeResponse(prompt=text))
-
-
-async def not_by_this_model(request: Request) -> Response:
-    """404: the model that is loaded generates text, which is another thing than what the route asks for."""
-    server = _server(request)
-    server.check_model(None)
-    route = request.url.path.rpartition("/")[2]
-    raise ApiError(
-        404,
-        f"{server.model_name} generates text; it cannot serve {route}, which needs a model made for that",
-        code="unsupported_by_model",
-    )
 
 
 def _health(reason: str) -> Response:
