@@ -84,6 +84,9 @@ def _encoder(spec: ModelSpec) -> Iterator[Param]:
         yield Param(name="embed_positions.weight", shape=(spec.num_learned_positions, size), kind="embedding")
     if spec.embed_norm:
         yield from _norm(spec.norm, "embed_norm", size)
+    if spec.num_relative_buckets:
+        shape = (spec.num_relative_buckets, spec.layers[0].attn.num_heads)
+        yield Param(name="relative_bias.weight", shape=shape, kind="vector")
     if spec.embed_size:
         yield from _linear("embed_in", hidden, size, "replicated", True)
     for n, rope in enumerate(distinct_ropes(spec)):

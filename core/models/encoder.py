@@ -14,6 +14,7 @@ from .spec import AttentionSpec, ModelSpec
 def encoder(ops: OpTable, spec: ModelSpec, params: Params, batch: ForwardBatch) -> Array:
     """Hidden states after the last layer, [num_tokens, hidden_size]. `batch` holds whole requests."""
     residual = _embed(ops, spec, params, batch)
+    relative_bias = params["relative_bias.weight"] if spec.num_relative_buckets else None
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     for i, (layer, number) in enumerate(zip(spec.layers, rope_numbers(spec), strict=True)):
         prefix = f"layers.{i}."
@@ -24,7 +25,7 @@ def encoder(ops: OpTable, spec: ModelSpec, params: Params, batch: ForwardBatch) 
 
         has_norm = layer.pre_norm and layer.attn_pre_norm
         x = normalize(ops, spec.norm, params, f"{prefix}attn_norm.", residual) if has_norm else residual
-        block = _attention(ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, batch)
+        block = _attention(ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, relative_bias, batch)
         if layer.post_norm:
             block = normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", block)
         residual = ops.add(block, residual)
@@ -64,6 +65,7 @@ def _attention(
     x: Array,
     cos: Array | None,
     sin: Array | None,
+    relative_bias: Array | None,
     batch: ForwardBatch,
 ) -> Array:
     """Self-attention of [num_tokens, hidden_size] in both directions; returns that shape."""
@@ -83,6 +85,7 @@ def _attention(
         key,
         value,
         batch.query_start_loc,
+        relative_bias,
         scale=attn.scale,
         window=attn.window,
         softcap=attn.softcap,

@@ -236,6 +236,8 @@ class ModelSpec:
     encoder, size of all embeddings, projected behind their norm"""
     embed_norm: bool = False
     """normalise the embeddings"""
+    num_relative_buckets: int = 0
+    """rows of a learned bias of attention by distance (T5's buckets), one for all layers of an encoder; 0 has none"""
     num_token_types: int = 0
     """rows of a learned embedding of token types (which text of a pair); 0 has none"""
     final_norm: bool = True

@@ -1,6 +1,12 @@
 """Ops over the rows of whole requests in one step, without a cache: attention in both directions, means of rows."""
 
+import math
+from typing import TYPE_CHECKING
+
 from ..stages import Array
+
+if TYPE_CHECKING:
+    import torch
 
 
 def encoder_attention(
@@ -8,6 +14,7 @@ def encoder_attention(
     key: Array,
     value: Array,
     query_start_loc: Array,
+    relative_bias: Array | None = None,
     *,
     scale: float,
     window: int = 0,
@@ -19,7 +26,10 @@ def encoder_attention(
     query: [num_tokens, num_heads, head_dim]; key, value: [num_tokens, num_kv_heads, head_dim]; request r owns rows
     query_start_loc[r] : query_start_loc[r + 1] of all three. Query head h reads KV head
     h // (num_heads / num_kv_heads). window: a token sees itself and window - 1 tokens on either side, 0 sees all.
-    softcap: scores become softcap * tanh(scores / softcap). max_query_len: an upper bound, 0 if unknown.
+    softcap: scores become softcap * tanh(scores / softcap). relative_bias: float32 [num_buckets, num_heads], added to
+    the scores by distance; buckets are T5's (Raffel et al. 2020): the second half is for keys after the query; of
+    each half, one half is for single distances, the rest for those up to 128 in logarithmic steps. max_query_len: an upper bound, 0 if
+    unknown.
     Scores, softmax and sums in float32 at least. A request without tokens is allowed.
     Returns [num_tokens, num_heads, head_dim] in query's dtype.
     """
@@ -37,11 +47,26 @@ def encoder_attention(
         scores = torch.einsum("qhd,khd->hqk", query[begin:end].to(wide), k) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
+        place = torch.arange(end - begin, device=query.device)
+        if relative_bias is not None:
+            buckets = _distance_buckets(place[None, :] - place[:, None], relative_bias.shape[0])
+            scores = scores + relative_bias[buckets].permute(2, 0, 1).to(wide)
         if window:
-            place = torch.arange(end - begin, device=query.device)
             scores = scores.masked_fill((place[:, None] - place[None, :]).abs() >= window, float("-inf"))
         out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(out.dtype)
     return out
+
+
+def _distance_buckets(distances: "torch.Tensor", num_buckets: int) -> "torch.Tensor":
+    """Rows of a relative bias for key position - query position; distances above 128 share the last row."""
+    import torch
+
+    half = num_buckets // 2
+    exact = half // 2
+    size = distances.abs()
+    steps = torch.log(size.clamp(min=1).float() / exact) / math.log(128 / exact) * (half - exact)
+    rows = torch.where(size < exact, size, (exact + steps.long()).clamp(max=half - 1))
+    return rows + (distances > 0) * half
 
 
 def mean_rows(x: Array, starts: Array, ends: Array) -> Array:

@@ -91,16 +91,17 @@ def encoder_attention(
     key: Array,
     value: Array,
     query_start_loc: Array,
+    relative_bias: Array | None = None,
     *,
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
     max_query_len: int = 0,
 ) -> Array:
-    """As the declaration in core/ops says, without softcap; one request after another."""
+    """As the declaration in core/ops says, without softcap and relative bias; one request after another."""
     import torch
 
-    assert not softcap, "declined at selection"
+    assert not softcap and relative_bias is None, "declined at selection"
     out = torch.empty_like(query)
     starts = query_start_loc.tolist()
     for begin, end in zip(starts, starts[1:], strict=False):
@@ -162,4 +163,6 @@ def _attend(
 def _declines(op: str, context: OpContext) -> str:
     if any(layer.attn.softcap for layer in context.spec.layers):
         return "the fused kernel has no softcap"
+    if op == "encoder_attention" and context.spec.num_relative_buckets:
+        return "the fused kernel has no bias by distance"
     return ""

@@ -29,6 +29,11 @@ PUBLISHED_ENCODERS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 4096, "max_position_embeddings": 8194, "num_attention_heads": 16,
         "num_hidden_layers": 24, "torch_dtype": "float32",
     },
+    "all_mpnet_base_v2": {
+        "model_type": "mpnet", "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072,
+        "layer_norm_eps": 1e-5, "max_position_embeddings": 514, "num_attention_heads": 12, "num_hidden_layers": 12,
+        "pad_token_id": 1, "relative_attention_num_buckets": 32, "vocab_size": 30527,
+    },
     "camembert_base": {**_ROBERTA, "model_type": "camembert", "vocab_size": 32005},
     "electra_small": {
         "model_type": "electra", "embedding_size": 128, "hidden_act": "gelu", "hidden_size": 256,
