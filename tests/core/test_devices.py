@@ -178,7 +178,7 @@ def test_opening_the_default_device_starts_no_child(monkeypatch: pytest.MonkeyPa
     ("device", "words"),
     [
         ("cuda", "this version of headrace has no platform cuda; there are"),
-        ("cpuu", "did you mean cpu?"),
+        ("cpuu", "did you mean cpu"),
         ("cpu:3", "device cpu takes no ids, got 3"),
         ("null:7", "depth as id, 0, 1, 2; got 7"),
     ],

@@ -1,0 +1,184 @@
+"""Paged attention in JAX. One family: the ops share the layout of the KV cache.
+
+The cache of a layer is one array [num_blocks, num_kv_heads, block_size, 2 * head_dim] that holds a token's key and
+value side by side: registers of a matrix unit are 128 values wide, which 2 * head_dim fills and head_dim often
+does not.
+"""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ...stages import Array
+from ._arrays import DTYPES, compiled, drop_negative, precision
+
+KV_HEADS_AXIS = 1
+"""The axis of a cache that tensor parallelism cuts."""
+TILE_TOKENS = 16
+"""Query tokens of one request that are computed together, unless every request has one."""
+CHUNK_TOKENS = 128
+"""Keys that one step of the loop over the cache reads."""
+_NEVER = -1e30
+"""A score that no weight is left of; not -inf, of which a difference would be NaN."""
+
+
+def new_kv_cache(
+    *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str, device: Any
+) -> Array:
+    """The KV cache of one layer, zeroed. device: a JAX device or sharding."""
+    return jnp.zeros((num_blocks, num_kv_heads, block_size, 2 * head_dim), DTYPES[dtype], device=device)
+
+
+@compiled()
+def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> Array:
+    """The cache with this step's keys and values; a slot of -1 is stored nowhere."""
+    num_blocks, _, block_size, _ = kv_cache.shape
+    both = jnp.concatenate([key, value], -1).astype(kv_cache.dtype)
+    block_ids = drop_negative(slot_mapping, num_blocks * block_size) // block_size
+    # Heads are a slice, not an index: each device stores its own.
+    return kv_cache.at[block_ids, :, slot_mapping % block_size].set(both, mode="drop")
+
+
+@compiled("scale", "window", "softcap", "max_query_len", "max_seq_len")
+def paged_attention(
+    query: Array,
+    kv_cache: Array,
+    query_start_loc: Array,
+    seq_lens: Array,
+    block_table: Array,
+    *,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: Array | None = None,
+    alibi_slopes: Array | None = None,
+    max_query_len: int = 0,
+    max_seq_len: int = 0,
+) -> Array:
+    """Causal attention of a ragged batch, tile by tile over the queries and chunk by chunk over the cache.
+
+    A chunk begins at a multiple of its length wherever a request's last token is, so that a request's sums are
+    formed in one order in any batch. Only max_query_len of 1 or of something else makes a difference here.
+    """
+    num_tokens, num_heads, head_dim = query.shape
+    num_kv_heads, block_size = kv_cache.shape[1:3]
+    group = num_heads // num_kv_heads
+    if not num_tokens:
+        return query
+    tiles = query_tiles(query_start_loc, seq_lens, num_tokens, 1 if max_query_len == 1 else TILE_TOKENS, window)
+    num_tiles, tile_tokens = tiles.positions.shape
+    tiled = query[tiles.tokens].reshape(num_tiles, tile_tokens, num_kv_heads, group, head_dim)
+
+    blocks = max(1, CHUNK_TOKENS // block_size)
+    chunk = blocks * block_size
+    padding = -block_table.shape[1] % blocks
+    table = jnp.pad(block_table, ((0, 0), (0, padding)), constant_values=-1)[tiles.requests]
+    exact = precision(query)
+    slopes = None if alibi_slopes is None else alibi_slopes.reshape(1, num_kv_heads, group, 1, 1)
+
+    def add_chunk(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        top, total, out = state
+        ids = jax.lax.dynamic_slice_in_dim(table, index * blocks, blocks, 1)
+        kv = jnp.take(kv_cache, ids, axis=0, mode="clip")  # [num_tiles, blocks, num_kv_heads, block_size, 2 * d]
+        kv = kv.swapaxes(1, 2).reshape(num_tiles, num_kv_heads, chunk, 2 * head_dim)
+        places = index * chunk + jnp.arange(chunk)
+        # What no query of the tile sees may hold anything, NaN too, and 0 * NaN is NaN.
+        alive = (places >= tiles.first_keys[:, None]) & (places < tiles.ends[:, None])
+        kv = jnp.where(alive[:, None, :, None], kv, 0)
+        scores = jnp.einsum(
+            "nqhgd,nhkd->nhgqk",
+            tiled,
+            kv[..., :head_dim],
+            precision=exact,
+            preferred_element_type=jnp.float32,
+        )
+        scores = scores * scale
+        if softcap:
+            scores = softcap * jnp.tanh(scores / softcap)
+        distance = places[None, None] - tiles.positions[:, :, None]  # [num_tiles, tile_tokens, chunk]
+        if slopes is not None:
+            scores = scores + slopes * distance[:, None, None]
+        seen = (distance <= 0) & alive[:, None]
+        if window:
+            seen = seen & (distance > -window)
+        seen = seen[:, None, None]
+        new_top = jnp.maximum(top, jnp.where(seen, scores, _NEVER).max(-1))
+        weights = jnp.where(seen, jnp.exp(scores - new_top[..., None]), 0)
+        fade = jnp.exp(top - new_top)
+        values = kv[..., head_dim:]
+        part = jnp.einsum(
+            "nhgqk,nhkd->nhgqd",
+            weights if exact is not None else weights.astype(values.dtype),
+            values,
+            precision=exact,
+            preferred_element_type=jnp.float32,
+        )
+        return new_top, total * fade + weights.sum(-1), out * fade[..., None] + part
+
+    shape = (num_tiles, num_kv_heads, group, tile_tokens)
+    if sinks is None:
+        top, total = jnp.full(shape, _NEVER, jnp.float32), jnp.zeros(shape, jnp.float32)
+    else:
+        top = jnp.broadcast_to(sinks.reshape(1, num_kv_heads, group, 1).astype(jnp.float32), shape)
+        total = jnp.ones(shape, jnp.float32)
+    state = (top, total, jnp.zeros((*shape, head_dim), jnp.float32))
+    first = jnp.min(jnp.where(tiles.ends > 0, tiles.first_keys, jnp.iinfo(jnp.int32).max)) // chunk
+    _, total, out = jax.lax.fori_loop(first, -(-jnp.max(tiles.ends) // chunk), add_chunk, state)
+    out = out / jnp.where(total == 0, 1, total)[..., None]
+    out = out.transpose(0, 3, 1, 2, 4).reshape(num_tiles * tile_tokens, num_heads, head_dim)
+    return out[tiles.places].astype(query.dtype)
+
+
+class QueryTiles(NamedTuple):
+    """The queries of a step in tiles of one request each; how many there are never depends on a value.
+
+    tokens: [num_tiles, tile_tokens] index into the step's tokens (any, where a tile is not full). positions: the
+    same shape, of each token in its request. requests: [num_tiles]. first_keys, ends: [num_tiles], the positions
+    [first_key, end) that some query of the tile sees; (0, 0) for a tile that is not used. places: [num_tokens], of
+    each token among all tiles' tokens.
+    """
+
+    tokens: Array
+    positions: Array
+    requests: Array
+    first_keys: Array
+    ends: Array
+    places: Array
+
+
+def query_tiles(
+    query_start_loc: Array, seq_lens: Array, num_tokens: int, tile_tokens: int, window: int
+) -> QueryTiles:
+    """Cut the tokens of each request into tiles of `tile_tokens`."""
+    num_reqs = seq_lens.shape[0]
+    tile_tokens = min(tile_tokens, num_tokens)
+    num_tiles = min(num_tokens, num_tokens // tile_tokens + num_reqs)
+    starts, counts = query_start_loc[:-1], jnp.diff(query_start_loc)
+    tiles_of = -(-counts // tile_tokens)
+    tile_ends = jnp.cumsum(tiles_of)
+    numbers = jnp.arange(num_tiles, dtype=jnp.int32)
+    requests = jnp.minimum(jnp.searchsorted(tile_ends, numbers, side="right"), num_reqs - 1).astype(jnp.int32)
+    begins = (numbers - (tile_ends - tiles_of)[requests]) * tile_tokens  # within the request's tokens of this step
+    is_used = numbers < tile_ends[-1]
+    offsets = begins[:, None] + jnp.arange(tile_tokens, dtype=jnp.int32)
+    before = (seq_lens - counts)[requests]
+    last = jnp.minimum(begins + tile_tokens, counts[requests]) - 1
+    ends = jnp.where(is_used, before + last + 1, 0)
+    first_keys = jnp.maximum(before + begins - window + 1, 0) if window else jnp.zeros_like(ends)
+    owners = jnp.searchsorted(query_start_loc[1:], jnp.arange(num_tokens), side="right")
+    owners = jnp.minimum(owners, num_reqs - 1)
+    inside = jnp.arange(num_tokens, dtype=jnp.int32) - starts[owners]
+    places = ((tile_ends - tiles_of)[owners] + inside // tile_tokens) * tile_tokens + inside % tile_tokens
+    return QueryTiles(
+        tokens=jnp.clip(starts[requests][:, None] + offsets, 0, num_tokens - 1),
+        positions=before[:, None] + offsets,
+        requests=requests,
+        first_keys=jnp.where(is_used, first_keys, 0),
+        ends=ends,
+        places=jnp.clip(places, 0, num_tiles * tile_tokens - 1),
+    )
+
+
+FUNCTIONS = (new_kv_cache, write_kv, paged_attention)

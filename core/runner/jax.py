@@ -1,0 +1,396 @@
+"""The stock runner for devices that JAX drives: steps compiled by bucket, KV caches donated, parameters on a mesh."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import functools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DeviceLost, OutOfMemory, Unsupported
+from ..models.decoder import compute_logits
+from ..ops import OpTable, Selection, select_ops
+from ..ops.jax import FUNCTIONS, NAME
+from ..ops.table import DEFINITION
+from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, OpProvider, Runner, RunnerConfig
+from ..stages import Array, IntArray, LogprobArrays, PromptLogprobsBatch, SamplingBatch, StepInput, StepOutput
+from ..units import format_bytes
+from ..weights.dequantize import to_float32
+from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
+from .jax_buckets import forward_values, pack
+from .jax_programs import Programs, StepShapes, abstract_shapes, group_of_layer
+from .jax_sharding import check_divides, is_cut_by_parts, kv_sharding, make_mesh, param_sharding, replicated
+from .step import sample_and_remember
+
+_LOST = ("UNAVAILABLE", "DATA_LOSS", "ABORTED", "INTERNAL: Core halted")
+"""How the runtime's messages begin when a device does not answer any more."""
+_PLACING = ("pack_linear", "upload", "new_kv_cache", "to_device")
+"""Ops that make arrays on a device."""
+
+
+def host_devices() -> list[Any]:
+    """JAX's devices on this machine's processor; JAX looks for no others unless JAX_PLATFORMS names them."""
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
+    devices: list[Any] = jax.devices("cpu")
+    return devices
+
+
+class JaxDevice(Device):
+    """Devices that JAX addresses, used as one by tensor parallelism. Platforms subclass it and say what they do
+    better.
+
+    Keeps the compiled programs of each model, so that a second runner of the same model compiles nothing.
+    """
+
+    def __init__(self, *, info: DeviceInfo, caps: Caps, devices: Sequence[Any]) -> None:
+        """devices: JAX's own objects, one rank each."""
+        self.info = info
+        self.caps = caps
+        self.mesh = make_mesh(devices)
+        self.programs: dict[tuple[RunnerConfig, tuple[int, ...]], Programs] = {}
+
+    def runner(self, config: RunnerConfig) -> "JaxRunner":
+        """A JaxRunner over this device's op providers."""
+        return JaxRunner(config, self)
+
+    def block_bytes(self, *, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
+        """What one KV block of one layer takes on all devices together."""
+        return 2 * block_size * num_kv_heads * head_dim * DTYPE_BYTES[dtype]
+
+    def compiler_options(self) -> Mapping[str, Any]:
+        """What XLA is told for every program."""
+        return {}
+
+    def memory(self) -> Memory:
+        """Memory of all devices together, by the runtime's own count."""
+        total = used = 0
+        for device in self.mesh.devices.flat:
+            stats = device.memory_stats()
+            if stats is None:
+                raise Unsupported(f"{self.info.id} does not say how much memory it has")
+            total, used = total + stats["bytes_limit"], used + stats["bytes_in_use"]
+        return Memory(total_bytes=total, free_bytes=total - used, used_bytes=used)
+
+    def close(self) -> None:
+        """Forget the compiled programs."""
+        self.programs.clear()
+
+
+class JaxRunner(Runner):
+    """One model on one mesh. Owns parameters and KV caches; a step takes the caches and gives new ones."""
+
+    def __init__(self, config: RunnerConfig, device: JaxDevice) -> None:
+        self.config = config
+        self.device = device
+        if config.spec.kind != "decoder" or config.spec.pooler is not None:
+            raise Unsupported(
+                f"{device.info.id} makes no vectors: only models that generate run on it", remedies=["--device cpu"]
+            )
+        check_divides(config.spec, device.mesh.size)
+        context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
+        stock = OpProvider(name=NAME, priority=0, ops=FUNCTIONS)
+        table, self.selections = select_ops((*device.providers(), *device.extra_providers, stock), context)
+        self.ops: OpTable = _bind(table, self.selections, device)
+        if any(selection.provider == DEFINITION for selection in self.selections):
+            self._trace()
+        self._params: dict[str, Array] = {}
+        self._kv: list[Array] = []
+        self._last_tokens: Array = None
+        self._group_of_layer = group_of_layer(config)
+        self._programs: Programs | None = None
+
+    @property
+    def op_selections(self) -> tuple[Selection, ...]:
+        """Which provider serves each op, and why others declined."""
+        return self.selections
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs compiled so far for this model and this number of blocks."""
+        return self._programs.num_compiled if self._programs is not None else 0
+
+    def load(self, params: ParamSource) -> None:
+        """Put each declared parameter on its devices as it comes from the checkpoint."""
+        with _errors("weights"):
+            for loaded in params:
+                self._params[loaded.param.name] = self._put(loaded)
+            jax.block_until_ready(self._params)
+
+    def kv_plan(self) -> KVPlan:
+        """Bytes of one block on all devices: keys and values of all layers of a group, as the device pads them."""
+        size, dtype = self.config.block_size, self.config.dtype
+        return KVPlan(
+            block_size=size,
+            block_bytes=tuple(
+                sum(
+                    self.device.block_bytes(
+                        block_size=size, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
+                    )
+                    for num_kv_heads, head_dim in group.heads
+                )
+                for group in self.config.groups
+            ),
+        )
+
+    def kv_init(self, num_blocks: Sequence[int]) -> None:
+        """Allocate the caches layer by layer; `num_blocks` includes the null block."""
+        self._kv = []
+        self._programs = None
+        plan = self.kv_plan()
+        total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
+        what = f"a KV cache of {format_bytes(total)}"
+        memory = self.device.memory()
+        if total > memory.total_bytes:
+            raise OutOfMemory(f"{what} is more than the {format_bytes(memory.total_bytes)} of {self.device.info.id}")
+        with _errors(what):
+            for layer, group in zip(self.config.spec.layers, self._group_of_layer, strict=True):
+                cache = self.ops.new_kv_cache(
+                    num_blocks=num_blocks[group],
+                    block_size=self.config.block_size,
+                    num_kv_heads=layer.attn.num_kv_heads,
+                    head_dim=layer.attn.head_dim,
+                    dtype=self.config.dtype,
+                    device=kv_sharding(self.device.mesh),
+                )
+                self._kv.append(cache)
+            self._last_tokens = self.ops.to_device(np.zeros(self.config.max_num_seqs, np.int32))
+            jax.block_until_ready((self._kv, self._last_tokens))
+        key = (self.config, tuple(num_blocks))
+        if key not in self.device.programs:
+            shapes = StepShapes(
+                params=self._params,
+                kv=self._kv,
+                group_of_layer=self._group_of_layer,
+                last_tokens=self._last_tokens,
+            )
+            self.device.programs[key] = Programs(
+                self.config, self.ops, self.device.mesh, shapes, self.device.compiler_options()
+            )
+        self._programs = self.device.programs[key]
+
+    def warmup(self) -> None:
+        """Compile every bucket."""
+        assert self._programs is not None, "kv_init comes before warmup"
+        with _errors("compiled steps"):
+            self._programs.compile_all()
+
+    def step(self, batch: StepInput) -> "RunningStep":
+        """Start a step; it runs on while the caller prepares the next one."""
+        assert self._programs is not None and self._kv, "kv_init comes before step"
+        programs, buckets, forward = self._programs, self._programs.buckets, batch.forward
+        start_s = time.perf_counter()
+        sampling, picked = batch.sampling, forward.logits_indices
+        if sampling is not None and sampling.rows is not None:
+            picked = picked[sampling.rows]
+        num_samples = len(picked) if sampling is not None else 0
+        bucket = buckets.forward(forward, num_samples)
+        with _errors("a step's activations"):
+            values = forward_values(forward, picked[:num_samples], bucket.num_reqs)
+            packed = pack(buckets.forward_layout(bucket), values)
+            kv, self._kv = self._kv, []
+            hidden_states, hidden, self._kv = programs.program(bucket)(self._params, kv, self._last_tokens, packed)
+            step = RunningStep(start_s=start_s, num_samples=num_samples)
+            if sampling is not None:
+                sample = self._sample_eagerly if sampling.processors else self._sample
+                step.token_ids, step.logprobs = sample(sampling, hidden)
+                step.num_logprobs = sampling.num_logprobs
+            if batch.prompt_logprobs is not None:
+                step.num_prompt_logprobs = batch.prompt_logprobs.num_logprobs
+                step.prompts = self._prompt_logprobs(batch.prompt_logprobs, hidden_states, bucket.num_tokens)
+            step.send()
+        return step
+
+    def memory(self) -> Memory:
+        """The device's memory now."""
+        return self.device.memory()
+
+    def close(self) -> None:
+        """Drop parameters and caches."""
+        self._params.clear()
+        self._kv = []
+        self._programs = self._last_tokens = None
+
+    def _trace(self) -> None:
+        """Follow the model through its ops without computing. Raises Unsupported for one that has no body here."""
+        config, mesh = self.config, self.device.mesh
+        shapes = abstract_shapes(config, self.ops, mesh, [1] * len(config.groups))
+        programs = Programs(config, self.ops, mesh, shapes)
+        programs.trace(programs.buckets.all_forward()[0])
+
+    # ---- loading ------------------------------------------------------------------------------------------
+    def _put(self, loaded: LoadedParam) -> Array:
+        param, mesh = loaded.param, self.device.mesh
+        sharding = param_sharding(param, mesh)
+        pieces = _by_part(loaded) if is_cut_by_parts(param, mesh) else [loaded.tensors]
+        if param.kind in ("linear", "embedding"):
+            arrays = [self.ops.pack_linear(piece, dtype=self.config.dtype, device=sharding) for piece in pieces]
+        elif param.kind == "stacked":
+            arrays = [
+                self.ops.pack_stacked(piece, num_stacked=param.num_stacked, dtype=self.config.dtype, device=sharding)
+                for piece in pieces
+            ]
+        else:
+            arrays = [
+                self.ops.upload(_stack(param.name, piece), dtype="float32", device=sharding) for piece in pieces
+            ]
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+    # ---- parts of a step ----------------------------------------------------------------------------------
+    def _sample(self, sampling: SamplingBatch, hidden: Array) -> tuple[Array, tuple[Array, ...]]:
+        assert self._programs is not None
+        bucket = self._programs.buckets.sample(sampling, hidden.shape[0])
+        layout = self._programs.buckets.sample_layout(bucket)
+        packed = pack(layout, {name: getattr(sampling, name) for name in layout})
+        token_ids, logprobs, self._last_tokens = self._programs.program(bucket)(
+            self._params, hidden, self._last_tokens, packed
+        )
+        return token_ids, logprobs
+
+    def _sample_eagerly(self, sampling: SamplingBatch, hidden: Array) -> tuple[Array, tuple[Array, ...]]:
+        """Op by op, because logits processors run on the host; only requests that name one pay for it."""
+        num_samples = len(sampling.slots)
+        columns = {
+            name: self.ops.to_device(value)
+            for name in SamplingBatch.__dataclass_fields__
+            if isinstance(value := getattr(sampling, name), np.ndarray) and name != "rows"
+        }
+        batch = SamplingBatch(
+            rows=None, processors=sampling.processors, num_logprobs=sampling.num_logprobs, **columns
+        )
+        logits = compute_logits(self.ops, self.config.spec, self._params, hidden[:num_samples])
+        sampled, self._last_tokens = sample_and_remember(self.ops, logits, self._last_tokens, batch)
+        return sampled.token_ids, sampled.logprobs or ()
+
+    def _prompt_logprobs(
+        self, batch: PromptLogprobsBatch, hidden_states: Array, num_tokens: int
+    ) -> list[tuple[int, tuple[Array, ...]]]:
+        """Pieces of (rows that count, arrays)."""
+        assert self._programs is not None
+        bucket = self._programs.buckets.prompt(batch, num_tokens)
+        layout, program = self._programs.buckets.prompt_layout(bucket), self._programs.program(bucket)
+        pieces = []
+        for start in range(0, len(batch.rows), bucket.num_rows):
+            part = slice(start, start + bucket.num_rows)
+            packed = pack(layout, {"rows": batch.rows[part], "targets": batch.targets[part]})
+            pieces.append((len(batch.rows[part]), program(self._params, hidden_states, packed)))
+        return pieces
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningStep:
+    """A step on the device: arrays that may not be computed yet, and how much of their padding counts."""
+
+    start_s: float
+    num_samples: int
+    token_ids: Array = None
+    logprobs: tuple[Array, ...] = ()
+    num_logprobs: int = -1
+    prompts: list[tuple[int, tuple[Array, ...]]] = field(default_factory=list)
+    num_prompt_logprobs: int = -1
+
+    def send(self) -> None:
+        """Have the results copied to the host as soon as they are there."""
+        for array in jax.tree.leaves((self.token_ids, self.logprobs, [arrays for _, arrays in self.prompts])):
+            array.copy_to_host_async()
+
+    def ready(self) -> bool:
+        """True if `result` would not wait."""
+        return all(array.is_ready() for array in jax.tree.leaves((self.token_ids, self.prompts)) if _is_jax(array))
+
+    def result(self) -> StepOutput:
+        """Wait for the step. Raises OutOfMemory or DeviceLost."""
+        with _errors("a step's activations"):
+            logprobs = None
+            if self.num_logprobs >= 0:
+                logprobs = _to_host([(self.num_samples, self.logprobs)], self.num_logprobs)
+            prompts = _to_host(self.prompts, self.num_prompt_logprobs) if self.prompts else None
+            tokens: IntArray = np.empty(0, np.int32)
+            if self.token_ids is not None:
+                tokens = np.asarray(self.token_ids)[: self.num_samples]
+        return StepOutput(
+            token_ids=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompts,
+            timings={"step_s": time.perf_counter() - self.start_s},
+        )
+
+
+def _to_host(pieces: Sequence[tuple[int, tuple[Array, ...]]], num_logprobs: int) -> LogprobArrays:
+    def join(index: int) -> npt.NDArray[Any]:
+        return np.concatenate([np.asarray(arrays[index])[:rows] for rows, arrays in pieces])
+
+    return LogprobArrays(
+        chosen=join(0), ranks=join(1), top_ids=join(2)[:, :num_logprobs], top_values=join(3)[:, :num_logprobs]
+    )
+
+
+def _is_jax(value: object) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def _bind(table: OpTable, selections: Sequence[Selection], device: JaxDevice) -> OpTable:
+    """Put arrays on every device unless a sharding says otherwise, and let ops without a body in JAX say so when
+    they are called."""
+    everywhere = replicated(device.mesh)
+    for name in _PLACING:
+        setattr(table, name, functools.partial(_place, getattr(table, name), everywhere))
+    for selection in selections:
+        if selection.provider == DEFINITION:
+            setattr(table, selection.op, _missing(selection.op, device.info.id))
+    return table
+
+
+def _place(op: Any, everywhere: Any, *args: Any, device: Any = None, **kwargs: Any) -> Array:
+    return op(*args, device=everywhere if device is None or isinstance(device, str) else device, **kwargs)
+
+
+def _missing(op: str, device_id: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise Unsupported(
+            f"{device_id} cannot run this model: there is no body of the op {op} in JAX",
+            remedies=["--device cpu"],
+        )
+
+    return refuse
+
+
+def _stack(name: str, tensors: Sequence[HostTensor]) -> HostTensor:
+    values = np.concatenate([to_float32(tensor) for tensor in tensors])
+    return HostTensor(name=name, dtype="float32", shape=values.shape, data=values)
+
+
+def _by_part(loaded: LoadedParam) -> list[Sequence[HostTensor]]:
+    """The tensors of each part of a fused parameter, which may be stored whole."""
+    parts = loaded.param.parts
+    if len(loaded.tensors) == len(parts):
+        return [[tensor] for tensor in loaded.tensors]
+    [whole] = loaded.tensors
+    values, start = to_float32(whole), 0
+    pieces: list[Sequence[HostTensor]] = []
+    for part in parts:
+        cut = values[start : start + part.rows]
+        pieces.append([HostTensor(name=part.name, dtype="float32", shape=cut.shape, data=cut, file=whole.file)])
+        start += part.rows
+    return pieces
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    """Turn the runtime's errors into OutOfMemory and DeviceLost; others go on."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+        if "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower():
+            raise OutOfMemory(f"the device has no memory left for {what}: {text.splitlines()[0]}") from error
+        if text.startswith(_LOST):
+            raise DeviceLost(f"the device stopped working: {text.splitlines()[0]}") from error
+        raise
+    except MemoryError as error:
+        raise OutOfMemory(f"this machine has no memory left for {what}") from error

@@ -1,0 +1,250 @@
+"""The shapes that a compiled step may have, and the padding of a step's arrays to the next of them.
+
+numpy only. A step's arrays travel to the device as one int32 array; `Layout` says where each of them lies in it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ..models.rope import rope_variants
+from ..platform import RunnerConfig
+from ..sampling.validate import MAX_LOGPROBS
+from ..stages import ForwardBatch, IntArray, PromptLogprobsBatch, SamplingBatch
+
+PROMPT_ROWS = 256
+"""Rows of logits held at a time for prompt log probabilities: [rows, vocab_size] float32."""
+_SMALLEST = 8
+_SMALLEST_CHUNK = 32
+_SMALLEST_WIDTH = 64
+_SMALLEST_EDITS = 1024
+
+Kind = Literal["greedy", "random", "full"]
+"""Ways to sample: greedy; with temperature and filters; with masks, edits and log probabilities besides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBucket:
+    """The shape of a forward pass. decode: every request has one token. width: blocks in a row of a block table.
+    num_picked: tokens whose hidden states go on to the sampler."""
+
+    num_tokens: int
+    num_reqs: int
+    num_picked: int
+    width: int
+    decode: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleBucket:
+    """The shape of sampling. num_edits: of biases and of penalties, each. num_logprobs: -1 for none."""
+
+    num_samples: int
+    kind: Kind
+    num_edits: int = 0
+    num_logprobs: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBucket:
+    """The shape of prompt log probabilities. num_tokens: of the forward pass."""
+
+    num_tokens: int
+    num_rows: int
+    num_logprobs: int
+
+
+Layout = Mapping[str, tuple[tuple[int, ...], Any, float]]
+"""Array name -> (shape, numpy dtype of 4 bytes, padding value)."""
+
+
+class Buckets:
+    """All buckets of a model. A step takes the smallest one that it fits."""
+
+    def __init__(self, config: RunnerConfig) -> None:
+        self._vocab_size = config.spec.vocab_size
+        self._num_groups = len(config.groups)
+        self._has_rope_rows = rope_variants(config.spec) > 0
+        self.num_reqs = _steps(_SMALLEST, config.max_num_seqs, factor=8, multiple=_SMALLEST)
+        self.num_tokens = _steps(_SMALLEST_CHUNK, config.max_num_batched_tokens, factor=4, multiple=_SMALLEST)
+        blocks = -(-config.max_model_len // config.block_size)
+        self.widths = _steps(_SMALLEST_WIDTH, blocks, factor=8, multiple=1)
+        most_edits = config.max_num_seqs * min(config.max_model_len, config.spec.vocab_size)
+        self.num_edits = _steps(_SMALLEST_EDITS, most_edits, factor=32, multiple=1)
+        self.num_logprobs = min(MAX_LOGPROBS, config.spec.vocab_size)
+
+    def all_forward(self) -> list[ForwardBucket]:
+        """Every forward pass that warmup compiles."""
+        decodes = [(n, n, True) for n in self.num_reqs]
+        chunks = [(n, self.num_reqs[-1], False) for n in self.num_tokens]
+        return [
+            ForwardBucket(num_tokens=tokens, num_reqs=reqs, num_picked=reqs, width=width, decode=decode)
+            for tokens, reqs, decode in (*decodes, *chunks)
+            for width in self.widths
+        ]
+
+    def all_sample(self) -> list[SampleBucket]:
+        """Every way to sample that warmup compiles."""
+        kinds: tuple[Kind, ...] = ("greedy", "random")
+        plain = [SampleBucket(num_samples=n, kind=kind) for n in self.num_reqs for kind in kinds]
+        return plain + [
+            SampleBucket(num_samples=n, kind="full", num_edits=edits, num_logprobs=self.num_logprobs)
+            for n in self.num_reqs
+            for edits in self.num_edits
+        ]
+
+    def all_prompt(self) -> list[PromptBucket]:
+        """Every shape of prompt log probabilities that warmup compiles."""
+        return [self._prompt(n, self.num_logprobs) for n in (*self.num_reqs, *self.num_tokens)]
+
+    def forward(self, batch: ForwardBatch, num_samples: int) -> ForwardBucket:
+        """The bucket of a forward pass, of whose tokens `num_samples` are sampled from."""
+        num_reqs, num_tokens = len(batch.seq_lens), len(batch.input_ids)
+        width = _next(self.widths, max(table.shape[1] for table in batch.block_tables))
+        if batch.max_query_len == 1:
+            reqs = tokens = _next(self.num_reqs, max(num_reqs, num_samples))
+        else:
+            reqs, tokens = max(self.num_reqs[-1], num_reqs), _next(self.num_tokens, num_tokens)
+        # Only steps that verify drafts sample more often than they have requests.
+        picked = reqs if num_samples <= reqs else _next(self.num_tokens, num_samples)
+        return ForwardBucket(
+            num_tokens=tokens, num_reqs=reqs, num_picked=picked, width=width, decode=batch.max_query_len == 1
+        )
+
+    def sample(self, batch: SamplingBatch, num_picked: int) -> SampleBucket:
+        """The bucket of a sampling batch out of `num_picked` hidden states."""
+        edits = max((len(rows) for rows in (batch.bias_rows, batch.penalty_rows) if rows is not None), default=0)
+        if not edits and batch.allow_mask is None and batch.num_logprobs < 0:
+            return SampleBucket(num_samples=num_picked, kind="greedy" if batch.temperature is None else "random")
+        return SampleBucket(
+            num_samples=num_picked,
+            kind="full",
+            num_edits=_next(self.num_edits, edits),
+            num_logprobs=self._more_logprobs(batch.num_logprobs),
+        )
+
+    def prompt(self, batch: PromptLogprobsBatch, num_tokens: int) -> PromptBucket:
+        """The bucket of prompt log probabilities after a forward pass of `num_tokens`."""
+        return self._prompt(num_tokens, self._more_logprobs(batch.num_logprobs))
+
+    def forward_layout(self, bucket: ForwardBucket) -> Layout:
+        """Where the arrays of a forward pass lie."""
+        tokens, reqs = bucket.num_tokens, bucket.num_reqs
+        layout: dict[str, tuple[tuple[int, ...], Any, float]] = {
+            "input_ids": ((tokens,), np.int32, 0),
+            "positions": ((tokens,), np.int32, 0),
+            "token_slots": ((tokens,), np.int32, 0),
+            "query_start_loc": ((reqs + 1,), np.int32, 0),
+            "seq_lens": ((reqs,), np.int32, 0),
+            "logits_indices": ((bucket.num_picked,), np.int32, 0),
+        }
+        for group in range(self._num_groups):
+            layout[f"block_tables.{group}"] = ((reqs, bucket.width), np.int32, -1)
+            layout[f"slot_mappings.{group}"] = ((tokens,), np.int32, -1)
+        if self._has_rope_rows:
+            layout["rope_rows"] = ((tokens,), np.int32, 0)
+        return layout
+
+    def sample_layout(self, bucket: SampleBucket) -> Layout:
+        """Where the arrays of a sampling batch lie. Padding of a row or slot is -1; every other value is neutral."""
+        rows, edits, words = bucket.num_samples, bucket.num_edits, -(-self._vocab_size // 32)
+        layout: dict[str, tuple[tuple[int, ...], Any, float]] = {
+            "slots": ((rows,), np.int32, -1),
+            "positions": ((rows,), np.int32, 0),
+            "seeds": ((rows,), np.int32, 0),
+        }
+        if bucket.kind != "greedy":
+            layout |= {
+                "temperature": ((rows,), np.float32, 0),
+                "top_k": ((rows,), np.int32, 0),
+                "top_p": ((rows,), np.float32, 1),
+                "min_p": ((rows,), np.float32, 0),
+            }
+        if bucket.kind == "full":
+            layout |= {
+                "allow_mask": ((rows, words), np.int32, -1),
+                "bias_rows": ((edits,), np.int32, -1),
+                "bias_tokens": ((edits,), np.int32, 0),
+                "bias_values": ((edits,), np.float32, 0),
+                "penalty_rows": ((edits,), np.int32, -1),
+                "penalty_tokens": ((edits,), np.int32, 0),
+                "penalty_counts": ((edits,), np.int32, 0),
+                "repetition": ((rows,), np.float32, 1),
+                "frequency": ((rows,), np.float32, 0),
+                "presence": ((rows,), np.float32, 0),
+            }
+        return layout
+
+    def prompt_layout(self, bucket: PromptBucket) -> Layout:
+        """Where rows and targets of prompt log probabilities lie."""
+        return {"rows": ((bucket.num_rows,), np.int32, 0), "targets": ((bucket.num_rows,), np.int32, 0)}
+
+    def _prompt(self, num_tokens: int, num_logprobs: int) -> PromptBucket:
+        return PromptBucket(num_tokens=num_tokens, num_rows=min(PROMPT_ROWS, num_tokens), num_logprobs=num_logprobs)
+
+    def _more_logprobs(self, wanted: int) -> int:
+        """What requests may ask for is compiled once; a library's caller that wants more pays for it."""
+        return self.num_logprobs if wanted <= self.num_logprobs else min(_power_of_two(wanted), self._vocab_size)
+
+
+def pack(layout: Layout, values: Mapping[str, npt.NDArray[Any] | None]) -> IntArray:
+    """The arrays, padded, in one. A missing or None array is all padding."""
+    packed = np.empty(sum(int(np.prod(shape)) for shape, _, _ in layout.values()), np.int32)
+    start = 0
+    for name, (shape, dtype, padding) in layout.items():
+        end = start + int(np.prod(shape))
+        target = packed[start:end].view(dtype).reshape(shape)
+        value = values.get(name)
+        if value is None:
+            target[...] = padding
+        else:
+            target[tuple(slice(0, size) for size in value.shape)] = value
+            target[len(value) :] = padding
+            if value.ndim == 2:
+                target[: len(value), value.shape[1] :] = padding
+        start = end
+    return packed
+
+
+def forward_values(batch: ForwardBatch, picked: IntArray, num_reqs: int) -> dict[str, npt.NDArray[Any] | None]:
+    """The arrays of a forward pass by the names of its layout. picked: the tokens that are sampled from.
+
+    Padded requests have no tokens, so query_start_loc goes on with its last value.
+    """
+    starts = batch.query_start_loc
+    ends = np.full(num_reqs + 1 - len(starts), starts[-1], np.int32)
+    values: dict[str, npt.NDArray[Any] | None] = {
+        "input_ids": batch.input_ids,
+        "positions": batch.positions,
+        "token_slots": batch.token_slots,
+        "query_start_loc": np.concatenate([starts, ends]),
+        "seq_lens": batch.seq_lens,
+        "logits_indices": picked,
+        "rope_rows": batch.rope_rows,
+    }
+    for group, (table, slots) in enumerate(zip(batch.block_tables, batch.slot_mappings, strict=True)):
+        values[f"block_tables.{group}"] = table
+        values[f"slot_mappings.{group}"] = slots
+    return values
+
+
+def _steps(smallest: int, largest: int, *, factor: int, multiple: int) -> tuple[int, ...]:
+    """Sizes from `smallest` up, each `factor` times the one before, the last one `largest` rounded up."""
+    last = -(-largest // multiple) * multiple
+    sizes = []
+    while smallest < last:
+        sizes.append(smallest)
+        smallest *= factor
+    return (*sizes, last)
+
+
+def _next(sizes: tuple[int, ...], wanted: int) -> int:
+    """The smallest size that holds `wanted`; above all of them a power of two."""
+    return next((size for size in sizes if size >= wanted), _power_of_two(wanted))
+
+
+def _power_of_two(wanted: int) -> int:
+    return 1 << max(wanted - 1, 0).bit_length()

@@ -1,0 +1,42 @@
+"""Asks JAX for the chips of this host. Runs in a child process, because libtpu lets one process have them."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from importlib.util import find_spec
+
+from headrace.core.platform import DeviceInfo, Probe, Status
+
+PLATFORM = "tpu"
+"""What JAX calls it."""
+
+
+def detect() -> Probe:
+    """The chips that JAX finds."""
+    for package in ("jax", "libtpu"):
+        if find_spec(package) is None:
+            return Probe(
+                status=Status.MISSING,
+                reason=f"the package {package} is not installed",
+                fix="pip install 'headrace[tpu]'",
+            )
+    import jax
+
+    jax.config.update("jax_platforms", PLATFORM)
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        return Probe(status=Status.NO_DEVICE, reason=f"JAX finds no TPU: {str(error).splitlines()[0]}")
+    return Probe(status=Status.OK, devices=tuple(jax_info(device, PLATFORM) for device in devices))
+
+
+def jax_info(device: object, name: str) -> DeviceInfo:
+    """One of JAX's devices as `name:index`."""
+    stats = getattr(device, "memory_stats", lambda: None)() or {}
+    total = stats.get("bytes_limit", 0)
+    kind = str(getattr(device, "device_kind", "accelerator"))
+    return DeviceInfo(
+        id=f"{name}:{getattr(device, 'local_hardware_id', None) or getattr(device, 'id', 0)}",
+        name=kind,
+        kind="accelerator",
+        total_bytes=total,
+        free_bytes=total - stats.get("bytes_in_use", 0),
+    )

@@ -1,0 +1,118 @@
+"""The op provider of TPUs: attention and KV writes by the Pallas kernels, on each device for its own heads."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from headrace.core.ops.jax import FUNCTIONS
+from headrace.core.ops.jax.attention import TILE_TOKENS, query_tiles
+from headrace.core.platform import OpProvider
+from headrace.core.runner.jax_sharding import AXIS
+from headrace.core.stages import Array
+from headrace.kernels.pallas import attention, write_kv
+
+NAME = "pallas"
+
+
+def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
+    """The kernels on a mesh. interpret: run them step by step in XLA, where there is no compiler for them."""
+
+    def store(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> Array:
+        """See core/ops/attention.py."""
+        rows = jnp.concatenate([key, value], -1).astype(kv_cache.dtype)
+        if not rows.shape[0]:
+            return kv_cache
+        call = _over_heads(
+            mesh,
+            lambda cache, rows, slots: write_kv.write_kv(cache, rows, slots, interpret=interpret),
+            (1, 1, None),
+            1,
+        )
+        return call(kv_cache, rows, slot_mapping)
+
+    def attend(
+        query: Array,
+        kv_cache: Array,
+        query_start_loc: Array,
+        seq_lens: Array,
+        block_table: Array,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Array | None = None,
+        alibi_slopes: Array | None = None,
+        max_query_len: int = 0,
+        max_seq_len: int = 0,
+    ) -> Array:
+        """See core/ops/attention.py."""
+        num_tokens = query.shape[0]
+        if not num_tokens or not attention.table_fits(block_table.shape):
+            return FUNCTIONS["paged_attention"](
+                query,
+                kv_cache,
+                query_start_loc,
+                seq_lens,
+                block_table,
+                scale=scale,
+                window=window,
+                softcap=softcap,
+                sinks=sinks,
+                alibi_slopes=alibi_slopes,
+                max_query_len=max_query_len,
+                max_seq_len=max_seq_len,
+            )
+        tile_tokens = 1 if max_query_len == 1 else TILE_TOKENS
+        tiles = query_tiles(query_start_loc, seq_lens, num_tokens, tile_tokens, window)
+
+        def tiled(*arrays: Any) -> Any:
+            return attention.paged_attention(
+                *arrays, scale=scale, window=window, softcap=softcap, interpret=interpret
+            )
+
+        head = None if sinks is None else 0, None if alibi_slopes is None else 0
+        call = _over_heads(mesh, tiled, (2, 1, None, None, None, None, None, *head), 2)
+        out = call(
+            query[tiles.tokens],
+            kv_cache,
+            block_table,
+            tiles.requests,
+            tiles.positions[:, 0],
+            tiles.first_keys,
+            tiles.ends,
+            sinks,
+            alibi_slopes,
+        )
+        return out.reshape(-1, *query.shape[1:])[tiles.places]
+
+    static = ("scale", "window", "softcap", "max_query_len", "max_seq_len")
+    ops = {
+        "new_kv_cache": FUNCTIONS["new_kv_cache"],
+        "write_kv": jax.jit(store),
+        "paged_attention": jax.jit(attend, static_argnames=static),
+    }
+    return OpProvider(name=NAME, priority=60, ops=ops)
+
+
+def _over_heads(
+    mesh: Mesh, function: Callable[..., Any], head_axes: tuple[int | None, ...], out_axis: int
+) -> Callable[..., Any]:
+    """Run `function` on each device for its own heads. head_axes: of each argument, None for one that is whole."""
+    if mesh.size == 1:
+        return function
+
+    def spec(axis: int | None) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
+
+    mapped: Callable[..., Any] = jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=tuple(spec(axis) for axis in head_axes),
+        out_specs=spec(out_axis),
+        check_vma=False,
+    )
+    return mapped
