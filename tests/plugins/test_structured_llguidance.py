@@ -223,6 +223,22 @@ def test_a_schema_too_deep_is_a_request_error() -> None:
         cache.compile(StructuredOutputParams(kind="json_schema", value=schema))
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("json_schema", {"properties": {f"p{n}": {} for n in range(1001)}}, "1001 properties; at most 1000"),
+        ("json_schema", {"anyOf": [{"enum": ["x" * 100]}] * 2000}, "characters, of which 200000 may be"),
+        ("choice", ["x" * 100_000] * 3, "characters, of which 200000 may be"),
+    ],
+)
+def test_grammars_that_would_cost_too_much_are_refused(kind: Any, value: Any, message: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(RequestError, match=message) as caught:
+        plugin.Compiler(VOCABULARIES["byte_level"]).compile(StructuredOutputParams(kind=kind, value=value))
+    assert caught.value.code == "invalid_structured_output"
+    assert time.perf_counter() - start < 5
+
+
 def test_blanks_are_bounded() -> None:
     vocabulary = VOCABULARIES["byte_level"]
     matcher = plugin.Compiler(vocabulary).compile(StructuredOutputParams(kind="json_object")).new_matcher()

@@ -138,7 +138,7 @@ def tool_format(format: Format | None) -> Format:
 @cache
 def builtin_formats() -> Mapping[str, Format]:
     """The formats that headrace knows, by name."""
-    folder = resources.files(__package__) / "builtin"
+    folder = resources.files(__name__.rpartition(".")[0]) / "builtin"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
     return {
         file.name[:-5]: _read_format(file.name[:-5], json.loads(file.read_text(encoding="ascii"))) for file in files
