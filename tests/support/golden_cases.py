@@ -1,4 +1,7 @@
-"""Tiny configs of the families that test_golden_families compares with transformers."""
+"""Tiny configs of every decoder family and flag that is compared with transformers."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from paged_model import Case
 
@@ -8,8 +11,66 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
 
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
+    "short_factor": [1.0 + 0.1 * i for i in range(6)], "long_factor": [2.0 + 0.3 * i for i in range(6)],
+    "partial_rotary_factor": 0.75,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+GEMMA: Mapping[str, Any] = {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20}
 LATENT = {"num_key_value_heads": 4}
 
+FIRST = (
+    Case("llama", "llama", {}),
+    Case("llama_tied", "llama", {"tie_word_embeddings": True}),
+    Case("llama_biases", "llama", {"attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"}),
+    Case("llama_one_kv_head", "llama", {"num_key_value_heads": 1}),
+    Case("llama_head_dim", "llama", {"head_dim": 24, "num_key_value_heads": 4}),
+    Case("llama_linear", "llama", {"rope_parameters": LINEAR}),
+    Case("llama_llama3", "llama", {"rope_parameters": LLAMA3}, lengths=(50, 9)),
+    Case("llama_yarn", "llama", {"rope_parameters": YARN}),
+    Case("mistral", "mistral", {"sliding_window": None}),
+    Case("mistral_window", "mistral", {"sliding_window": 6, "head_dim": 24}),
+    Case("qwen2", "qwen2", {}),
+    Case("qwen2_tied_yarn", "qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    Case("qwen2_window", "qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 2}),
+    Case("qwen3", "qwen3", {"head_dim": 32}),
+    Case("qwen3_tied_bias", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, "attention_bias": True}),
+    Case(
+        "gemma2", "gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 8.0}, has_sdpa=False
+    ),
+    Case("gemma2_untied", "gemma2", {**GEMMA, "tie_word_embeddings": False}, has_sdpa=False),
+    Case("gemma3_text", "gemma3_text", {**GEMMA, "tie_word_embeddings": False, "layer_types": None}),
+    Case(
+        "gemma3_text_two_ropes",
+        "gemma3_text",
+        {
+            **GEMMA,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {
+                "full_attention": {**LINEAR, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    Case("phi3", "phi3", {"sliding_window": None}),
+    Case("phi3_window", "phi3", {"sliding_window": 6}),
+    Case(
+        "phi3_partial_longrope",
+        "phi3",
+        {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE},
+        lengths=(50, 40, 9, 32, 33),
+    ),
+    Case("gpt2", "gpt2", {}),
+    Case(
+        "gpt2_inverse_layer",
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False, "n_inner": 80},
+    ),
+    Case("gpt2_unscaled", "gpt2", {"scale_attn_weights": False, "activation_function": "relu"}),
+)
+"""Families that test_golden_logits compares in every way, each flag in the default run."""
 CASES = (
     Case("ministral", "ministral", {"sliding_window": 6, "head_dim": 24}),
     Case(

@@ -33,7 +33,7 @@ SIZES: Mapping[str, Any] = {
     "intermediate_size": 88, "ffn_dim": 88, "ffn_hidden_size": 88, "intermediate_size_mlp": 88,
     "num_hidden_layers": 4, "n_layer": 3, "n_layers": 4, "num_layers": 4,
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "num_key_value_heads": 2, "num_kv_heads": 2,
-    "max_position_embeddings": 256, "n_positions": 64, "max_seq_len": 256,
+    "max_position_embeddings": 256, "n_positions": 256, "max_seq_len": 256,
     "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "moe_num_experts": 8, "num_experts_per_tok": 2,
     "moe_k": 2, "moe_topk": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 40,
     "shared_intermediate_size": 40, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
