@@ -94,7 +94,7 @@ def read_answers(target: Path) -> set[str]:
         return set()
     found: set[str] = set()
     with target.open("r+b") as file:
-        end = 0
+        end, ends_line = 0, True
         for number, line in enumerate(file, 1):
             try:
                 found.add(json.loads(line)["custom_id"])
@@ -106,8 +106,9 @@ def read_answers(target: Path) -> set[str]:
                     remedies=["another file for the output"],
                 ) from None
             end += len(line)
+            ends_line = line.endswith(b"\n")
         file.truncate(end)
-        if end and not line.endswith(b"\n") and number == len(found):
+        if not ends_line:
             file.seek(end)
             file.write(b"\n")
     return found

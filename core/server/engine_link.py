@@ -107,7 +107,7 @@ class EngineLink(asyncio.Protocol):
                 return
             self._on_message(_decoder.decode(frame))
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """The process is gone."""
         if not self._is_closed:
             self._is_closed = True

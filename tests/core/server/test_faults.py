@@ -41,7 +41,7 @@ def expected(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingPa
 
 async def stream(client: httpx.AsyncClient, body: dict[str, Any], started: asyncio.Event | None = None) -> str:
     """The text of a streamed completion. Raises AssertionError for an error in its midst."""
-    text = ""
+    text = line = ""
     async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
@@ -124,6 +124,7 @@ def test_a_step_that_fails_costs_one_request(moody_server: LiveServer, llm: LLM)
     assert moody_server.metric("headrace_engine_restarts_total") == 0
 
 
+@pytest.mark.slow
 def test_stalls_pings_and_timeouts(model_folder: Path, moody: dict[str, str]) -> None:
     env = {**moody, "HEADRACE_LOAD_FORMAT": "dummy", "HEADRACE_KV_MEMORY": "8MiB"}
     env |= {"HEADRACE_STALL_TIMEOUT_S": "1", "HEADRACE_PING_INTERVAL_S": "1"}

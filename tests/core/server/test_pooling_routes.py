@@ -21,20 +21,21 @@ def save_classifier(folder: Path, num_labels: int) -> tuple[Any, Any]:
     """A tiny classifier of transformers with every weight random, and its tokenizer."""
     import transformers
 
+    library: Any = transformers
     tokenizer = train_byte_level()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|im_start|> $A <|im_end|>",
         pair="<|im_start|> $A <|im_end|> $B:1 <|im_end|>:1",
         special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)],
     )
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>")
+    fast = library.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|endoftext|>")
     fast.save_pretrained(folder)
-    config = transformers.BertConfig(
+    config = library.BertConfig(
         vocab_size=480, hidden_size=64, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=64, num_labels=num_labels,
     )  # fmt: skip
     torch.manual_seed(5)
-    model = transformers.BertForSequenceClassification(config)
+    model = library.BertForSequenceClassification(config)
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn(parameter.shape) * (0.3 if parameter.dim() == 1 else 0.15))
     model.save_pretrained(folder)
@@ -77,9 +78,10 @@ def test_embeddings_through_the_client(embedder: tuple[LiveServer, LLM]) -> None
         for options in ({"dimensions": 10_000}, {"extra_body": {"prompt_name": "nope"}}):
             with pytest.raises(openai.BadRequestError):
                 client.embeddings.create(model="tiny", input="x", **options)
-        for empty in ([], "", [[]]):
+        nothing: list[Any] = [[], "", [[]]]
+        for empty in nothing:
             with pytest.raises(openai.BadRequestError):
-                client.embeddings.create(model="tiny", input=empty)  # type: ignore[arg-type,unused-ignore]
+                client.embeddings.create(model="tiny", input=empty)
         with pytest.raises(openai.NotFoundError, match="makes vectors"):
             client.completions.create(model="tiny", prompt="x")
     server.wait_idle()
