@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tokenizers
 import torch
@@ -13,9 +14,9 @@ from tokenizers import processors
 
 from headrace import LLM, PoolingParams
 from headrace.core.errors import ConfigError, ModelError, RequestError
-from headrace.core.stages import FloatArray
 from tiny_tokenizers import CORPUS, train_byte_level
 
+AnyFloats = npt.NDArray[np.floating[Any]]
 TINY: dict[str, Any] = dict(
     vocab_size=500, hidden_size=64, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
     max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
@@ -63,7 +64,7 @@ def test_sentence_transformers_modules_are_read(mode: str, has_old_keys: bool, t
     dense: Any = torch.nn.Linear(64, 24)
     old = {"pooling_mode_lasttoken" if mode == "lasttoken" else f"pooling_mode_{mode}_token": True}
     write_modules(tmp_path, old if has_old_keys else {"pooling_mode": mode}, dense=dense, normalize=True)
-    pick = {"cls": lambda h: h[0], "mean": lambda h: h.mean(0), "lasttoken": lambda h: h[-1]}[mode]
+    pick: Any = {"cls": lambda h: h[0], "mean": lambda h: h.mean(0), "lasttoken": lambda h: h[-1]}[mode]
     with torch.inference_mode():
         raw = [torch.tanh(dense(pick(hidden_states(model, ids)))).numpy() for ids in prompts]
     with LLM(str(tmp_path), skip_tokenizer_init=True, **OPTIONS) as llm:
@@ -358,7 +359,7 @@ def as_ids(prompts: Sequence[list[int]]) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": ids} for ids in prompts]
 
 
-def assert_equal(got: Sequence[FloatArray], want: Sequence[FloatArray]) -> None:
+def assert_equal(got: Sequence[AnyFloats], want: Sequence[AnyFloats]) -> None:
     """All values within TOLERANCE of the largest one."""
     assert len(got) == len(want)
     for ours, theirs in zip(got, want, strict=True):

@@ -45,7 +45,7 @@ def add(scheduler: Scheduler, name: str, length: int) -> None:
 
 
 def commit(scheduler: Scheduler, plan: Plan, error: str = "") -> list[Delta]:
-    pooled = {} if error else {i: np.float32([row.num_tokens]) for i, row in enumerate(plan.rows)}
+    pooled = {} if error else {i: np.array([row.num_tokens], np.float32) for i, row in enumerate(plan.rows)}
     tokens: list[list[int]] = [] if error else [[] for _ in plan.rows]
     deltas = scheduler.commit(plan, StepResult(step=plan.step, token_ids=tokens, pooled=pooled, error=error))
     scheduler.check_integrity()
