@@ -192,7 +192,11 @@ class Program:
         self, out: View, total: View, x: View, residual: View, weight: Sequence[float], eps: float
     ) -> None: ...
     def layer_norm(self, out: View, x: View, weight: Sequence[float], bias: Sequence[float], eps: float) -> None: ...
-    def rotary_angles(self, cos: View, sin: View, inv_freq: Sequence[float], attention_factor: float) -> None: ...
+    def rotary_angles(
+        self, cos: View, sin: View, inv_freq: Sequence[float], attention_factors: Sequence[float]
+    ) -> None:
+        """inv_freq: [variants, cols], flat; with several variants the step's rope_rows picks one for each token."""
+
     def rope(self, out: View, x: View, cos: View, sin: View, head_dim: int, interleaved: bool = False) -> None: ...
     def act(self, out: View, x: View, activation: str) -> None: ...
     def act_mul(self, out: View, x: View, activation: str) -> None: ...
@@ -225,8 +229,12 @@ class Program:
         block_tables: Sequence[Ints],
         slot_mappings: Sequence[Ints],
         logits_indices: Ints,
+        rope_rows: Ints | None = None,
     ) -> None:
-        """One step. Raises ValueError for an index out of range, before anything runs."""
+        """One step; rope_rows if a rope has variants.
+
+        Raises ValueError for an index out of range, before anything runs.
+        """
 
     def read(self, out: Numbers, view: View) -> None:
         """Copy the first len(out) rows of a value."""

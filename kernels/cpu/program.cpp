@@ -155,23 +155,35 @@ void Program::add_rms_norm(const View &out, const View &total, const View &x, co
     norm(out, x, args, x.cols, std::move(weight), {}, false);
 }
 
-void Program::rotary_angles(const View &cos, const View &sin, std::vector<float> inv_freq, float attention_factor) {
-    const auto half = static_cast<std::int64_t>(inv_freq.size());
+void Program::rotary_angles(const View &cos, const View &sin, std::vector<float> inv_freq,
+                            std::vector<float> attention_factors) {
+    const std::int64_t half = cos.cols, variants = static_cast<std::int64_t>(attention_factors.size());
+    if (variants < 1) refuse("rotary_angles needs an attention factor for each variant");
+    if (static_cast<std::int64_t>(inv_freq.size()) != variants * half)
+        refuse("inv_freq must have " + std::to_string(variants * half) + " values, got " +
+               std::to_string(inv_freq.size()));
     for (const View *view : {&cos, &sin}) {
         check(*view, half);
         want_dense(*view, "cos and sin");
         if (view->dtype != Dtype::f32 || view->rows != Rows::tokens) refuse("cos and sin must be float32, a row a token");
     }
+    if (variants > 1)
+        num_rope_variants_ = num_rope_variants_ > 1 ? std::min(num_rope_variants_, variants) : variants;
     auto *cosines = reinterpret_cast<float *>(at(cos)), *sines = reinterpret_cast<float *>(at(sin));
-    add_record([=, inv_freq = std::move(inv_freq)](const Step &step, const Context &context) {
+    add_record([=, inv_freq = std::move(inv_freq), factors = std::move(attention_factors)](const Step &step,
+                                                                                          const Context &context) {
         std::int64_t begin, end;
         share(step.num_tokens, context, &begin, &end);
-        for (std::int64_t i = begin; i < end; ++i)
+        for (std::int64_t i = begin; i < end; ++i) {
+            const std::int64_t variant = variants > 1 ? step.rope_rows[i] : 0;
+            const float *frequencies = inv_freq.data() + variant * half;
+            const float factor = factors[static_cast<std::size_t>(variant)];
             for (std::int64_t j = 0; j < half; ++j) {
-                const float angle = static_cast<float>(step.positions[i]) * inv_freq[static_cast<std::size_t>(j)];
-                cosines[i * half + j] = std::cos(angle) * attention_factor;
-                sines[i * half + j] = std::sin(angle) * attention_factor;
+                const float angle = static_cast<float>(step.positions[i]) * frequencies[j];
+                cosines[i * half + j] = std::cos(angle) * factor;
+                sines[i * half + j] = std::sin(angle) * factor;
             }
+        }
     });
 }
 
@@ -395,6 +407,10 @@ void Program::validate(const Step &step) const {
     within(step.input_ids, step.num_tokens, 0, vocab_size_, "input_ids");
     within(step.positions, step.num_tokens, 0, num_positions_, "positions");
     within(step.logits_indices, step.num_logits, 0, step.num_tokens, "logits_indices");
+    if (num_rope_variants_ > 1) {
+        if (step.rope_rows == nullptr) refuse("a rope has variants, and the step brings no rope_rows");
+        within(step.rope_rows, step.num_tokens, 0, num_rope_variants_, "rope_rows");
+    }
     for (std::size_t group = 0; group < num_slots_.size(); ++group)
         within(step.slot_mappings[group], step.num_tokens, -1, num_slots_[group], "slot_mapping");
 }

@@ -32,6 +32,7 @@ struct Step {
     const std::int32_t *input_ids, *positions;             // [num_tokens]
     const std::int32_t *query_start_loc, *seq_lens;        // [num_reqs + 1], [num_reqs]
     const std::int32_t *logits_indices;                    // [num_logits]
+    const std::int32_t *rope_rows;                         // [num_tokens], or null if no rope has variants
     std::vector<const std::int32_t *> slot_mappings;       // per KV group [num_tokens]
     std::vector<const std::int32_t *> block_tables;        // per KV group [num_reqs, max_num_blocks]
     std::vector<std::int64_t> max_num_blocks;              // per KV group
@@ -56,7 +57,9 @@ class Program {
     void add_rms_norm(const View &out, const View &total, const View &x, const View &residual,
                       std::vector<float> weight, float eps);
     void layer_norm(const View &out, const View &x, std::vector<float> weight, std::vector<float> bias, float eps);
-    void rotary_angles(const View &cos, const View &sin, std::vector<float> inv_freq, float attention_factor);
+    // inv_freq: [variants, cols] for as many variants as there are factors; with several, rope_rows picks one a token.
+    void rotary_angles(const View &cos, const View &sin, std::vector<float> inv_freq,
+                       std::vector<float> attention_factors);
     void rope(const View &out, const View &x, const View &cos, const View &sin, std::int64_t head_dim,
               bool interleaved);
     void act(const View &out, const View &x, Activation activation, bool is_gated);
@@ -102,6 +105,7 @@ class Program {
     Allocation memory_;
     std::int64_t max_tokens_, max_logits_, num_groups_ = 0;
     std::int64_t vocab_size_ = INT32_MAX, num_positions_ = INT32_MAX;
+    std::int64_t num_rope_variants_ = 1;  // of the rope that has the fewest, among those that have several
     std::vector<std::int64_t> num_slots_;  // per KV group, of the smallest cache
     std::vector<Record> records_;
     std::vector<std::unique_ptr<Tasks>> tasks_;

@@ -19,7 +19,8 @@ View make_view(std::int64_t offset, std::int64_t cols, std::int64_t stride, cons
 }
 
 void run(Program &program, Ints input_ids, Ints positions, Ints query_start_loc, Ints seq_lens,
-         const TableList &block_tables, const IntList &slot_mappings, Ints logits_indices) {
+         const TableList &block_tables, const IntList &slot_mappings, Ints logits_indices,
+         std::optional<Ints> rope_rows) {
     Step step{};
     step.num_tokens = dim(input_ids, 0);
     step.num_reqs = dim(seq_lens, 0);
@@ -31,6 +32,10 @@ void run(Program &program, Ints input_ids, Ints positions, Ints query_start_loc,
     step.query_start_loc = query_start_loc.data();
     step.seq_lens = seq_lens.data();
     step.logits_indices = logits_indices.data();
+    if (rope_rows) {
+        want(*rope_rows, "rope_rows", {step.num_tokens});
+        step.rope_rows = rope_rows->data();
+    }
     for (const Ints2 &table : block_tables) {
         want(table, "block_table", {step.num_reqs, -1});
         step.block_tables.push_back(table.data());
@@ -72,7 +77,7 @@ void bind_program(nb::module_ &m) {
         .def("rms_norm", &Program::rms_norm, "out"_a, "x"_a, "n"_a, "weight"_a, "eps"_a)
         .def("add_rms_norm", &Program::add_rms_norm, "out"_a, "total"_a, "x"_a, "residual"_a, "weight"_a, "eps"_a)
         .def("layer_norm", &Program::layer_norm, "out"_a, "x"_a, "weight"_a, "bias"_a, "eps"_a)
-        .def("rotary_angles", &Program::rotary_angles, "cos"_a, "sin"_a, "inv_freq"_a, "attention_factor"_a)
+        .def("rotary_angles", &Program::rotary_angles, "cos"_a, "sin"_a, "inv_freq"_a, "attention_factors"_a)
         .def("rope", &Program::rope, "out"_a, "x"_a, "cos"_a, "sin"_a, "head_dim"_a, "interleaved"_a = false)
         .def("act",
              [](Program &p, const View &out, const View &x, const std::string &activation) {
@@ -95,7 +100,8 @@ void bind_program(nb::module_ &m) {
              nb::keep_alive<1, 4>())
         .def("run", &run, nb::arg("input_ids").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("query_start_loc").noconvert(), nb::arg("seq_lens").noconvert(), "block_tables"_a,
-             "slot_mappings"_a, nb::arg("logits_indices").noconvert())
+             "slot_mappings"_a, nb::arg("logits_indices").noconvert(),
+             nb::arg("rope_rows").noconvert() = nb::none())
         .def("read", &read, nb::arg("out").noconvert(), "view"_a);
 }
 

@@ -3,18 +3,20 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from headrace.core.ops import OpTable
 from headrace.core.self_test import TOLERANCE, nmse
 from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.source import HostTensor
 
-from .registry import DTYPES, Failed, Subject, add_check
+from .registry import DTYPES, Failed, Subject, add_check, need_definitions
+
+if TYPE_CHECKING:
+    import torch
 
 Rng = np.random.Generator
 HostArray = npt.NDArray[Any]
@@ -244,6 +246,9 @@ _FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
 
 # ---- running and comparing ----------------------------------------------------------------------------------
 def _check_op(op: str, dtype: str, cases: Callable[[Rng], Iterator[Case]], subject: Subject) -> str:
+    need_definitions()
+    import torch
+
     ops = subject.ops(dtype)
     count, worst = 0, 0.0
     for case in cases(np.random.default_rng(0)):
@@ -301,10 +306,13 @@ def _is_array(value: object) -> bool:
 
 
 def _is_narrow(array: Any) -> bool:
-    return str(array.dtype).removeprefix("torch.") in ("bfloat16", "float16")
+    # Numpy has no bfloat16: there, uint16 holds the bits of one.
+    return str(array.dtype).removeprefix("torch.") in ("bfloat16", "float16", "uint16")
 
 
-def _wide(ops: OpTable, array: Any, dtype: torch.dtype) -> torch.Tensor:
+def _wide(ops: OpTable, array: Any, dtype: "torch.dtype") -> "torch.Tensor":
+    import torch
+
     tensor = torch.from_numpy(to_numpy(ops, array))
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
@@ -315,7 +323,7 @@ def _flat(value: Any) -> list[Any]:
 
 # ---- ops that need their own way ----------------------------------------------------------------------------
 def _host_tensor(rng: Rng, rows: int, columns: int, dtype: str) -> HostTensor:
-    values = torch.from_numpy(rng.standard_normal((rows, columns)).astype(np.float32)) / columns**0.5
+    values = (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
     if dtype == "q8_0":
         blocks = np.empty((rows, columns // 32, 34), np.uint8)
         scales = rng.uniform(0.001, 0.01, (rows, columns // 32, 1)).astype(np.float16)
@@ -323,19 +331,24 @@ def _host_tensor(rng: Rng, rows: int, columns: int, dtype: str) -> HostTensor:
         blocks[..., 2:] = rng.integers(0, 256, (rows, columns // 32, 32))
         data: HostArray = blocks.reshape(rows, -1)
     elif dtype == "bfloat16":
-        data = values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+        data = (values.view(np.uint32) >> 16).astype(np.uint16)
     else:
-        data = values.numpy().astype(dtype)
+        data = values.astype(dtype)
     return HostTensor(name="weight", dtype=dtype, shape=(rows, columns), data=data)
 
 
-def _rounded(tensors: Sequence[HostTensor], dtype: str) -> torch.Tensor:
+def _rounded(tensors: Sequence[HostTensor], dtype: str) -> "torch.Tensor":
     """The stacked weight in float64, rounded to `dtype` first as the definition does."""
+    import torch
+
     whole = torch.from_numpy(np.concatenate([to_float32(tensor) for tensor in tensors]))
     return whole.to(getattr(torch, dtype)).to(torch.float64)
 
 
 def _check_linear(dtype: str, subject: Subject) -> str:
+    need_definitions()
+    import torch
+
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
     count, worst = 0, 0.0
     for stored in ("float32", "bfloat16", "float16", "q8_0"):
@@ -358,6 +371,9 @@ def _check_linear(dtype: str, subject: Subject) -> str:
 
 
 def _check_embedding(dtype: str, subject: Subject) -> str:
+    need_definitions()
+    import torch
+
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
     for stored in ("float32", "bfloat16", "q8_0"):
         tensors = [_host_tensor(rng, 77, 96, stored)]
@@ -371,6 +387,7 @@ def _check_embedding(dtype: str, subject: Subject) -> str:
 
 
 def _check_upload(dtype: str, subject: Subject) -> str:
+    need_definitions()
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
     for stored in ("float32", "bfloat16", "float16"):
         tensor = _host_tensor(rng, 5, 33, stored)

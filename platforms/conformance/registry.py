@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 
 from headrace.core.config import DeviceConfig, EngineConfig
 from headrace.core.devices import open_device
@@ -23,6 +24,12 @@ class NotSupported(Exception):
     """The device said beforehand that it cannot do what the check needs."""
 
 
+def need_definitions() -> None:
+    """Raise NotSupported if there is nothing to compare with: the definitions of the ops need torch."""
+    if find_spec("torch") is None:
+        raise NotSupported("compares with the definitions, which need torch: pip install 'headrace[torch]'")
+
+
 class Subject:
     """The device under test. Runners that it opens are closed with it."""
 
@@ -35,7 +42,11 @@ class Subject:
 
     @cached_property
     def reference(self) -> Device:
-        """The device that holds the definitions. It leaves the number of torch's threads, which both share."""
+        """The device that holds the definitions. It leaves the number of torch's threads, which both share.
+
+        Raises NotSupported without torch.
+        """
+        need_definitions()
         import torch
 
         config = EngineConfig(device=DeviceConfig(device="reference", threads=torch.get_num_threads()))

@@ -72,7 +72,7 @@ class Model:
         residual = value(HIDDEN)
         p.embedding(residual, self.embed)
         cos, sin = (value(HEAD_DIM // 2, dtype="float32") for _ in range(2))
-        p.rotary_angles(cos, sin, self.inv_freq.tolist(), 1.0)
+        p.rotary_angles(cos, sin, self.inv_freq.tolist(), [1.0])
         block: Any = None
         for i, layer in enumerate(self.layers):
             x, total = value(HIDDEN), value(HIDDEN)
@@ -250,3 +250,25 @@ def test_errors(kit: Any) -> None:
         program.embedding(ops.View(0, 5, 5, "float32"), model.embed)
     with pytest.raises(ValueError, match="rows must be 'tokens' or 'logits'"):
         ops.View(0, 5, 5, "float32", "requests")
+
+
+def test_rope_rows_pick_the_variant_of_a_token() -> None:
+    inv_freq = np.array([[1.0, 0.1, 0.01], [0.5, 0.05, 0.005]], np.float32)
+    factors = np.array([1.0, 1.19], np.float32)
+    cos, sin = (ops.View(offset, 3, 3, "float32") for offset in (0, 4096))
+    program = ops.Program(8192, MAX_TOKENS, MAX_LOGITS)
+    with pytest.raises(ValueError, match="inv_freq must have 9 values, got 6"):
+        program.rotary_angles(cos, sin, inv_freq.ravel().tolist(), [1.0, 1.0, 1.0])
+    program.rotary_angles(cos, sin, inv_freq.ravel().tolist(), factors.tolist())
+    step = make_step([(0, 0, 5)])
+    rows = np.array([1, 0, 1, 1, 0], np.int32)
+    program.run(**step, rope_rows=rows)
+    angles = step["positions"][:, None] * inv_freq.astype(np.float64)[rows]
+    for view, function in ((cos, np.cos), (sin, np.sin)):
+        found = np.empty((5, 3), np.float32)
+        program.read(found, view)
+        np.testing.assert_allclose(found, function(angles) * factors[rows][:, None], atol=1e-6)
+    with pytest.raises(ValueError, match="a rope has variants, and the step brings no rope_rows"):
+        program.run(**step)
+    with pytest.raises(ValueError, match=r"rope_rows\[2\] is 2, not in \[0, 2\)"):
+        program.run(**step, rope_rows=np.array([1, 0, 2, 0, 0], np.int32))

@@ -1,5 +1,6 @@
 """The conformance kit: right devices pass, and each kind of wrong device is caught by the check that is for it."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ from headrace.core.platform import Device, OpProvider
 from headrace.core.plugin_loader import Plugins, load_plugins
 from headrace.platforms.conformance.attention_checks import Variant, dense_attention
 from headrace.platforms.conformance.kit import all_checks, run_check
-from headrace.platforms.conformance.registry import Subject
+from headrace.platforms.conformance.registry import DTYPES, Subject
+from headrace.platforms.cpu.detect import has_native_kernels
 
 DOCS = Path(__file__).parents[2] / "docs" / "conformance.md"
 SAMPLE = (
@@ -60,7 +62,9 @@ def test_our_devices_pass_all_of_it(plugins: Plugins, device: str) -> None:
     subject = Subject(open_on(plugins, device), plugins)
     results = [run_check(spec, subject) for spec in all_checks().values()]
     assert not [result for result in results if result.outcome == "failed"]
-    assert [result.name for result in results if result.outcome == "unsupported"] == ["model.run_ahead"]
+    ops = {"encoder_attention", "mean_rows"} if device == "cpu" and has_native_kernels() else set()
+    unsupported = {f"ops.{op}.{dtype}" for op in ops for dtype in DTYPES} | {"model.run_ahead"}
+    assert {result.name for result in results if result.outcome == "unsupported"} == unsupported
 
 
 def test_null_passes_what_needs_no_arithmetic(plugins: Plugins) -> None:
@@ -160,6 +164,49 @@ def test_a_wrong_op_is_caught(plugins: Plugins, op: str, wrong: Op, name: str, w
     result = run_check(all_checks()[name], Subject(device, plugins))
     assert result.outcome == "failed", result.detail
     assert words in result.detail
+
+
+@pytest.mark.skipif(not has_native_kernels(), reason="the native kernels were not built")
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        ("rms_norm", "ops.rms_norm.float32"),
+        ("rms_norm", "model.logprobs.float32"),
+        ("softcap", "ops.softcap.bfloat16"),
+        ("paged_attention", "attention.plain.float16"),
+    ],
+)
+def test_a_wrong_record_of_the_native_program_is_caught(
+    plugins: Plugins, monkeypatch: pytest.MonkeyPatch, record: str, name: str
+) -> None:
+    from headrace.platforms.cpu.native.program import NativeProgram
+
+    right = getattr(NativeProgram, f"_{record}")
+
+    def wrong(program: NativeProgram, i: Any) -> None:
+        numbers = {key: value * 1.5 for key, value in i.attrs.items() if isinstance(value, float)}
+        right(
+            program,
+            dataclasses.replace(i, attrs={**i.attrs, **numbers, **({"eps": 1e-2} if "eps" in i.attrs else {})}),
+        )
+
+    subject = Subject(open_on(plugins, "cpu"), plugins)
+    assert run_check(all_checks()[name], subject).outcome == "passed"
+    monkeypatch.setattr(NativeProgram, f"_{record}", wrong)
+    result = run_check(all_checks()[name], subject)
+    assert (result.outcome, "error" in result.detail) == ("failed", True), result
+
+
+def test_without_torch_only_what_compares_with_definitions_is_left_out(
+    plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.platforms.conformance.registry.find_spec", lambda name: None)
+    subject = Subject(open_on(plugins, "cpu"), plugins)
+    for name in ("attention.plain.float32", "model.batch", "ops.transfer", "ops.remember_tokens"):
+        assert run_check(all_checks()[name], subject).outcome == "passed", name
+    for name in ("ops.add.float32", "ops.linear.bfloat16", "model.greedy.plain"):
+        result = run_check(all_checks()[name], subject)
+        assert result.outcome == "unsupported" and "need torch" in result.detail, result
 
 
 def test_a_device_without_a_dtype_or_feature_is_unsupported(plugins: Plugins) -> None:

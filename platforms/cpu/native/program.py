@@ -57,23 +57,33 @@ class NativeProgram:
         block_tables: Sequence[npt.NDArray[np.int32]],
         slot_mappings: Sequence[npt.NDArray[np.int32]],
         logits_indices: npt.NDArray[np.int32],
+        rope_rows: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """One step; the arrays are as in ForwardBatch. Results stay in the arena until the next one."""
         self._program.run(
-            input_ids, positions, query_start_loc, seq_lens, list(block_tables), list(slot_mappings), logits_indices
+            input_ids,
+            positions,
+            query_start_loc,
+            seq_lens,
+            list(block_tables),
+            list(slot_mappings),
+            logits_indices,
+            rope_rows,
         )
 
     def logits(self, num_rows: int) -> npt.NDArray[np.float32]:
         """The logits of the last step, float32 [num_rows, vocab_size]."""
-        out = np.empty((num_rows, self._logits.cols), np.float32)
-        self._program.read(out, self._view(self._logits))
-        return out
+        return self.read(self._logits, num_rows)
 
     def hidden_states(self, num_rows: int) -> npt.NDArray[Any]:
         """The hidden states of the last step's first tokens, [num_rows, hidden_size]; bfloat16 as uint16."""
-        dtype = np.dtype("uint16" if self._hidden.dtype == "bfloat16" else self._hidden.dtype)
-        out = np.empty((num_rows, self._hidden.cols), dtype)
-        self._program.read(out, self._view(self._hidden))
+        return self.read(self._hidden, num_rows)
+
+    def read(self, value: Value, num_rows: int) -> npt.NDArray[Any]:
+        """A copy of a value's first rows, [num_rows, cols]; bfloat16 as uint16. It must be alive at the end."""
+        dtype = np.dtype("uint16" if value.dtype == "bfloat16" else value.dtype)
+        out = np.empty((num_rows, value.cols), dtype)
+        self._program.read(out, self._view(value))
         return out
 
     # ---- one method an op ---------------------------------------------------------------------------------
@@ -117,11 +127,13 @@ class NativeProgram:
         self._program.layer_norm(out, self._view(x), self._floats(weight), self._floats(bias), i.attrs["eps"])
 
     def _rotary_angles(self, i: Instruction) -> None:
-        _, inv_freq, factor, rows = i.inputs
-        if rows is not None:
-            raise UntraceableOp("rotary_angles with several variants has no native record")
+        _, inv_freq, factors, rows = i.inputs
+        assert isinstance(inv_freq, ParamRef)
+        num_variants, half = (1 if rows is None else inv_freq.shape[0]), inv_freq.shape[1]
         cos, sin = (self._view(value) for value in i.outputs)
-        self._program.rotary_angles(cos, sin, self._floats(inv_freq), self._floats(factor)[0])
+        self._program.rotary_angles(
+            cos, sin, self._floats(inv_freq)[: num_variants * half], self._floats(factors)[:num_variants]
+        )
 
     def _rope(self, i: Instruction) -> None:
         x, cos, sin = i.inputs

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.errors import OutOfMemory
+from headrace.core.ops import Selection
 from headrace.core.platform import KVPlan, Memory, Runner, RunnerConfig
 from headrace.core.runner.done import Done
 from headrace.core.sampling.sampler import sample_step
@@ -24,10 +25,11 @@ from headrace.core.weights.source import ParamSource
 from headrace.kernels.cpu import _ops
 
 from ..memory import host_memory
+from .ops import native_ops, native_selections
 from .program import NativeProgram
-from .sampling import Floats, Ints, sampling_ops
+from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
 from .trace import Trace, trace_decoder
-from .weights import BLOCK_FORMATS, pack, vector
+from .weights import is_blocked, pack, vector
 
 PROMPT_LOGPROBS_ROWS = 256
 """Rows of logits held at a time for prompt log probabilities."""
@@ -43,6 +45,8 @@ class NativeRunner(Runner):
         for index, group in enumerate(config.groups):
             for layer in group.layer_indices:
                 self._group_of_layer[layer] = index
+        self._keep_blocks = config.engine.model.dtype == "auto"
+        self.ops = native_ops(config.dtype, keep_blocks=self._keep_blocks)
         self._trace: Trace = trace_decoder(config.spec, config.dtype, self._group_of_layer)
         self._weights: dict[str, _ops.PackedWeight] = {}
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
@@ -51,19 +55,23 @@ class NativeRunner(Runner):
         self._sampling_ops = sampling_ops()
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)
 
+    @property
+    def op_selections(self) -> Sequence[Selection]:
+        """Which ops have a native form."""
+        return native_selections()
+
     def load(self, params: ParamSource) -> None:
         """Pack each parameter as it comes; GGUF blocks are kept if no dtype was asked for."""
-        keep_blocks = self.config.engine.model.dtype == "auto"
         for loaded in params:
             name = loaded.param.name
             if loaded.param.kind not in ("linear", "embedding"):
                 self._vectors[name] = vector(loaded)
                 continue
             try:
-                self._weights[name] = pack(loaded.tensors, self.config.dtype, keep_blocks=keep_blocks)
+                self._weights[name] = pack(loaded.tensors, self.config.dtype, keep_blocks=self._keep_blocks)
             except MemoryError as error:
                 raise OutOfMemory(f"this machine has no memory left for {name}") from error
-            if keep_blocks and all(tensor.dtype in BLOCK_FORMATS for tensor in loaded.tensors):
+            if self._keep_blocks and is_blocked(loaded.tensors):
                 self._blocked.add(name)
 
     def kv_plan(self) -> KVPlan:
@@ -114,6 +122,7 @@ class NativeRunner(Runner):
                     block_tables=[np.zeros((1, 1), np.int32)] * groups,
                     slot_mappings=[np.zeros(1, np.int32)] * groups,
                     logits_indices=one,
+                    rope_rows=one,
                 ),
                 sampling=SamplingBatch(rows=None, slots=one, positions=one, seeds=one),
             )
@@ -126,7 +135,7 @@ class NativeRunner(Runner):
         forward, sampling = batch.forward, batch.sampling
         input_ids = forward.input_ids
         if forward.token_slots is not None:
-            input_ids = np.where(input_ids < 0, self._last_tokens[forward.token_slots], input_ids)
+            input_ids = recall_tokens(input_ids, self._last_tokens, forward.token_slots)
         logits_indices = forward.logits_indices if sampling is not None else np.empty(0, np.int32)
         self._program.run(
             input_ids,
@@ -136,13 +145,14 @@ class NativeRunner(Runner):
             forward.block_tables,
             forward.slot_mappings,
             logits_indices,
+            forward.rope_rows,
         )
         token_ids, logprobs = np.empty(0, np.int32), None
         if sampling is not None:
             logits = self._program.logits(len(logits_indices))
             sampled = sample_step(self._sampling_ops, logits, sampling)
             token_ids = sampled.token_ids
-            self._last_tokens[sampling.slots] = token_ids
+            remember_tokens(self._last_tokens, sampling.slots, token_ids)
             if sampled.logprobs is not None:
                 logprobs = _logprob_arrays(sampled.logprobs)
         return Done(

@@ -24,6 +24,8 @@ def sampling_ops() -> OpTable:
         "apply_penalties": apply_penalties,
         "logprobs": logprobs,
         "sample": sample,
+        "remember_tokens": remember_tokens,
+        "recall_tokens": recall_tokens,
     }
     return OpTable(table)
 
@@ -82,3 +84,14 @@ def sample(
     out = np.empty(len(logits), np.int32)
     _ops.sample(out, np.ascontiguousarray(logits), seeds, positions, temperature, top_k, top_p, min_p)
     return out
+
+
+def remember_tokens(last_tokens: Ints, slots: Ints, token_ids: Ints) -> Ints:
+    """As the declaration says; mutates last_tokens."""
+    last_tokens[slots] = token_ids
+    return last_tokens
+
+
+def recall_tokens(input_ids: Ints, last_tokens: Ints, slots: Ints) -> Ints:
+    """As the declaration says; returns a new array."""
+    return np.where(input_ids < 0, last_tokens[slots], input_ids)

@@ -218,7 +218,7 @@ class Tracer:
     def cast(self, x: Value, *, dtype: str) -> Value:
         if dtype == x.dtype:
             return x
-        return self._emit("cast", (x,), self._new(x.rows, x.cols, dtype))
+        return self._emit("cast", (x,), self._new(x.rows, x.cols, dtype, x.head_dim))
 
     def gather(self, x: Value, indices: InputRef) -> Value:
         assert indices.field == "logits_indices", indices

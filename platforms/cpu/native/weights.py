@@ -16,10 +16,14 @@ _CHUNK_VALUES = 1 << 22
 
 def choose_format(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: bool) -> "_ops.Format":
     """The packed format of a stacked parameter: its own blocks if they may be kept and all parts have the same."""
-    stored = {tensor.dtype for tensor in tensors}
-    if keep_blocks and len(stored) == 1 and stored <= set(BLOCK_FORMATS):
-        return stored.pop()  # type: ignore[return-value]
+    if keep_blocks and is_blocked(tensors):
+        return tensors[0].dtype  # type: ignore[return-value]
     return dtype  # type: ignore[return-value]
+
+
+def is_blocked(tensors: Sequence[HostTensor]) -> bool:
+    """True if all parts have one block type, and the kernels multiply it as it stands."""
+    return tensors[0].dtype in BLOCK_FORMATS and len({tensor.dtype for tensor in tensors}) == 1
 
 
 def pack(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: bool) -> _ops.PackedWeight:
