@@ -21,11 +21,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
+_LINE_ENDS = tuple((character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029")
 
 
 def event(value: Any) -> bytes:
-    """A value as an event of a stream."""
-    return b"data: " + _encode(value) + b"\n\n"
+    """A value as an event of a stream.
+
+    Some clients cut a stream into lines at every character that Unicode calls the end of one; JSON can escape them.
+    """
+    data = _encode(value)
+    for character, escaped in _LINE_ENDS:
+        if character in data:
+            data = data.replace(character, escaped)
+    return b"data: " + data + b"\n\n"
 
 
 def usage(generation: Generation) -> Usage:

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from headrace import LLM, SamplingParams
+from headrace.core.server.routes.text import event
 from live_server import LiveServer
 
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, world"}]
@@ -39,6 +40,7 @@ def test_an_answer(client: openai.OpenAI, llm: LLM) -> None:
 @pytest.mark.parametrize("n", [1, 3])
 def test_events_of_a_stream(server: LiveServer, n: int) -> None:
     body = dict(messages=MESSAGES, max_tokens=25, n=n, temperature=1, seed=3, ignore_eos=True)
+    server.post("/v1/chat/completions", body)  # so that both of the next find the prompt in the prefix cache
     whole = server.post("/v1/chat/completions", body).json()
     response = server.post(
         "/v1/chat/completions", {**body, "stream": True, "stream_options": {"include_usage": True}}
@@ -136,3 +138,10 @@ def test_the_last_message_can_be_continued(server: LiveServer, llm: LLM) -> None
     params = SamplingParams(temperature=0, max_tokens=9)
     wanted = llm.chat(messages, params, continue_final_message=True)[0].outputs[0].text
     assert found["choices"][0]["message"]["content"] == wanted
+
+
+def test_events_have_no_line_end_but_their_own() -> None:
+    """Clients that cut text with str.splitlines, as httpx does, must find whole events."""
+    value = {"text": "".join(map(chr, range(1, 0x3000)))}
+    line, empty = event(value).decode().splitlines()
+    assert empty == "" and json.loads(line.removeprefix("data: ")) == value

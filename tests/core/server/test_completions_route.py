@@ -42,6 +42,7 @@ def test_a_stream_is_the_whole(client: openai.OpenAI, stop: Any, n: int) -> None
     options: dict[str, Any] = dict(
         model="tiny", prompt=PROMPT, max_tokens=60, temperature=0.9, seed=5, stop=stop, n=n, logprobs=2
     )
+    client.completions.create(**options)  # so that both of the next find the prompt in the prefix cache
     whole = client.completions.create(**options)
     chunks = list(client.completions.create(stream=True, stream_options={"include_usage": True}, **options))
     texts = [""] * n
