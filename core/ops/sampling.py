@@ -86,25 +86,35 @@ def sample(
     best = logits.argmax(-1).to(torch.int32)
     if temperature is None:
         return best
-    scaled = logits / temperature.clamp(min=1e-5)[:, None]
+    scaled = keep_tokens(logits / temperature.clamp(min=1e-5)[:, None], top_k, top_p, min_p)
+    noisy = scaled + gumbel_noise(seeds, positions, vocab_size=logits.shape[-1])
+    return torch.where(temperature < 1e-5, best, noisy.argmax(-1).to(torch.int32))
+
+
+def keep_tokens(scaled: Array, top_k: Array | None, top_p: Array | None, min_p: Array | None) -> Array:
+    """Logits over temperature, [num_rows, vocab_size] float32, with -inf for tokens that are not to be drawn.
+
+    min_p, then top_k, then top_p, as `sample` says; a row's most likely token is always kept.
+    """
+    import torch
+
     if min_p is not None:
         floor = scaled.amax(-1, keepdim=True) + min_p.log()[:, None]
         scaled = scaled.masked_fill(scaled < floor, float("-inf"))
-    if top_k is not None or top_p is not None:
-        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-        drop = torch.zeros_like(ordered, dtype=torch.bool)
-        if top_k is not None:
-            kth = ordered.gather(-1, (top_k.long() - 1).clamp(min=0, max=ordered.shape[-1] - 1)[:, None])
-            drop = (ordered < kth) & (top_k > 0)[:, None]
-            ordered = ordered.masked_fill(drop, float("-inf"))
-        if top_p is not None:
-            probability = ordered.softmax(-1)
-            above = probability.cumsum(-1) - probability
-            drop = drop | ((above >= top_p[:, None]) & (top_p < 1)[:, None])
-            drop[:, 0] = False
-        scaled = scaled.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), float("-inf"))
-    noisy = scaled + gumbel_noise(seeds, positions, vocab_size=logits.shape[-1])
-    return torch.where(temperature < 1e-5, best, noisy.argmax(-1).to(torch.int32))
+    if top_k is None and top_p is None:
+        return scaled
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    drop = torch.zeros_like(ordered, dtype=torch.bool)
+    if top_k is not None:
+        kth = ordered.gather(-1, (top_k.long() - 1).clamp(min=0, max=ordered.shape[-1] - 1)[:, None])
+        drop = (ordered < kth) & (top_k > 0)[:, None]
+        ordered = ordered.masked_fill(drop, float("-inf"))
+    if top_p is not None:
+        probability = ordered.softmax(-1)
+        above = probability.cumsum(-1) - probability
+        drop = drop | ((above >= top_p[:, None]) & (top_p < 1)[:, None])
+        drop[:, 0] = False
+    return scaled.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), float("-inf"))
 
 
 def gumbel_noise(seeds: Array, positions: Array, *, vocab_size: int) -> Array:

@@ -4,6 +4,7 @@ One kernel serves prefill, chunks, drafts and decode. A program owns a tile of r
 of one request and KV head, and walks over that request's keys with an online softmax (Dao et al. 2022). Decode steps
 are split along the keys, at fixed positions, and the parts are joined by a second kernel.
 """
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
 
 import triton
 import triton.language as tl

@@ -1,4 +1,5 @@
 """Activations, and rows by index: a program walks over one stretch of one row."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import triton
 import triton.language as tl

@@ -1,4 +1,5 @@
 """RMS and layer norm over the last axis: a program holds a few whole rows in registers."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import triton
 import triton.language as tl

@@ -1,4 +1,5 @@
 """The ops that the kernels serve, with the signatures of core/ops, cut by one tuning."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -294,7 +295,7 @@ class TritonOps:
             SINKS=sinks is not None,
             ALIBI=alibi_slopes is not None,
             WIDE_DOT=self.wide_dot,
-            num_warps=4 if decode else self.tuning.attention_warps,
+            num_warps=self.tuning.decode_warps if decode else self.tuning.attention_warps,
             num_stages=self.tuning.stages,
         )
         if num_splits > 1:

@@ -1,4 +1,5 @@
 """Rotary position embedding: a program turns a few heads of one token."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import triton
 import triton.language as tl

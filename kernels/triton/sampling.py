@@ -1,4 +1,5 @@
 """From logits to a token: the Gumbel maximum over the vocabulary, in chunks, then over the chunks' winners."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import triton
 import triton.language as tl

@@ -9,8 +9,8 @@ class Tuning:
 
     query_rows: rows of a prefill tile, each one head of one token. keys: keys of one step of the softmax.
     split_keys: keys that one program of a decode step reads; longer sequences are split, by position alone.
-    row_values: values of one program of a kernel that walks over rows. row_warps, attention_warps: warps of 32 (or
-    64) lanes. stages: loads in flight. max_shared_bytes: shared memory that a program may use.
+    row_values: values of one program of a kernel that walks over rows. attention_warps, decode_warps: warps
+    of `lanes` threads. stages: loads in flight. max_shared_bytes: shared memory that a program may use.
     """
 
     name: str
@@ -18,8 +18,8 @@ class Tuning:
     keys: int = 64
     split_keys: int = 512
     row_values: int = 2048
-    row_warps: int = 4
     attention_warps: int = 4
+    decode_warps: int = 4
     stages: int = 2
     lanes: int = 32
     max_shared_bytes: int = 99 * 1024
@@ -33,7 +33,15 @@ TUNINGS: dict[str, Tuning] = {
     ),
     "gfx90a": Tuning(name="gfx90a", query_rows=64, keys=32, stages=1, lanes=64, max_shared_bytes=64 * 1024),
     "gfx942": Tuning(name="gfx942", query_rows=128, keys=64, stages=1, lanes=64, max_shared_bytes=64 * 1024),
-    "gfx1100": Tuning(name="gfx1100", query_rows=64, keys=32, stages=1, max_shared_bytes=64 * 1024),
+    "gfx1100": Tuning(
+        name="gfx1100",
+        query_rows=64,
+        keys=16,
+        attention_warps=8,
+        decode_warps=8,
+        stages=1,
+        max_shared_bytes=64 * 1024,
+    ),
     "xe": Tuning(name="xe", query_rows=64, keys=32, attention_warps=8, stages=2, max_shared_bytes=128 * 1024),
 }
 """By architecture. An architecture that is not listed takes the one that `tuning_for` says is nearest."""

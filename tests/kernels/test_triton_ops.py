@@ -105,9 +105,15 @@ RAGGED = ((1, 1), (8, 8), (1, 33), (0, 20), (5, 37), (3, 40), (1, 70))
 DECODE = ((1, 1), (1, 32), (1, 33), (0, 5), (1, 100))
 
 
+def attend(arguments: Sequence[Any], **options: Any) -> torch.Tensor:
+    """The kernels' attention of `paged`'s arguments."""
+    query, cache, starts, lens, table = arguments
+    return OPS.paged_attention(query, cache, starts, lens, table, **options)
+
+
 def paged(
     requests: Sequence[tuple[int, int]], *, heads: int, kv_heads: int, head_dim: int, dtype: str, window: int = 0
-) -> tuple[list[Any], dict[str, int]]:
+) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of paged_attention over poisoned blocks of 8, padded tables, stale entries before the window."""
     rng, size = np.random.default_rng(0), 8
     counts, lens = np.array([c for c, _ in requests]), np.array([n for _, n in requests])
@@ -157,30 +163,36 @@ def test_attention(requests: Sequence[tuple[int, int]], case: dict[str, Any]) ->
     sinks = values(case["heads"], seed=3) if case.pop("sinks", False) else None
     slopes = 0.5 ** torch.arange(1.0, case["heads"] + 1) if case.pop("alibi", False) else None
     args, bounds = paged(requests, **case)
-    options = {"scale": 0.3, "window": case["window"], "softcap": softcap, "sinks": sinks, "alibi_slopes": slopes}
+    options: dict[str, Any] = {
+        "scale": 0.3,
+        "window": case["window"],
+        "softcap": softcap,
+        "sinks": sinks,
+        "alibi_slopes": slopes,
+    }
     LAUNCHES.clear()
-    got = OPS.paged_attention(*args, **options, **bounds)
+    got = attend(args, **options, **bounds)
     is_decode = requests is DECODE
     assert LAUNCHES == {"paged_attention": 1, **({"paged_attention.join": 1} if is_decode else {})}
-    query, cache, *rest = args
-    want = OpTable.paged_attention(query.double(), tuple(part.double() for part in cache), *rest, **options)
+    query, cache, starts, lens, table = args
+    doubles = tuple(part.double() for part in cache)
+    want = OpTable.paged_attention(query.double(), doubles, starts, lens, table, **options)
     check(got, want.to(query.dtype), dtype)
 
 
 def test_a_split_does_not_depend_on_the_batch() -> None:
     args, bounds = paged(DECODE, heads=4, kv_heads=2, head_dim=16, dtype="float32")
     query, cache, starts, lens, table = args
-    together = OPS.paged_attention(*args, scale=0.3, **bounds)
+    together = attend(args, scale=0.3, **bounds)
     last = slice(len(lens) - 1, None)
-    alone = OPS.paged_attention(
-        query[-1:], cache, torch.tensor([0, 1], dtype=torch.int32), lens[last], table[last], scale=0.3, **bounds
-    )
+    one = torch.tensor([0, 1], dtype=torch.int32)
+    alone = attend((query[-1:], cache, one, lens[last], table[last]), scale=0.3, **bounds)
     assert torch.equal(together[-1:], alone)
 
 
 def test_no_tokens() -> None:
     args, _ = paged([(0, 5)], heads=4, kv_heads=2, head_dim=16, dtype="float32")
-    assert OPS.paged_attention(*args, scale=0.3, max_query_len=0, max_seq_len=5).shape == (0, 4, 16)
+    assert attend(args, scale=0.3, max_query_len=0, max_seq_len=5).shape == (0, 4, 16)
 
 
 def test_keys_and_values_land_in_their_slots() -> None:

@@ -1,0 +1,141 @@
+"""A GPU under torch with Triton's kernels, or the same code under Triton's interpreter on this processor."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from headrace.core.config import EngineConfig
+from headrace.core.devices import EMULATED
+from headrace.core.errors import DeviceUnavailable
+from headrace.core.models.needs import FEATURES
+from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform
+from headrace.core.runner.torch import TorchDevice
+
+from ..cpu.memory import host_memory
+from .provider import triton_provider
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vendor:
+    """What tells one vendor's GPUs from another's.
+
+    name: the platform. torch_name: what torch calls the device type. emulated_arch: the architecture whose tuning
+    the emulated device uses. reserve_bytes: what the driver and the libraries take later.
+    """
+
+    name: str
+    torch_name: str
+    emulated_arch: str
+    fix: str
+    reserve_bytes: int = 512 << 20
+
+
+class GpuPlatform(Platform):
+    """Opens one GPU by its index, or the emulated device. Subclasses say which vendor's."""
+
+    vendor: Vendor
+
+    def architecture(self, index: int) -> str:
+        """The architecture of a GPU, as kernels/triton/tuning.py names it."""
+        raise NotImplementedError
+
+    def open(self, ids: Sequence[str], config: EngineConfig) -> Device:
+        """Open it. Raises DeviceUnavailable."""
+        vendor = self.vendor
+        if list(ids) == [EMULATED]:
+            return _open_emulated(vendor)
+        if len(ids) > 1 or not all(text.isdecimal() for text in ids):
+            raise DeviceUnavailable(
+                f"device {vendor.name} takes one index, got {','.join(ids)}",
+                remedies=[f"--device {vendor.name}:0", f"--device {vendor.name}:{EMULATED}"],
+            )
+        index = int(ids[0]) if ids else 0
+        import torch
+
+        module = getattr(torch, vendor.torch_name)
+        if not module.is_available() or index >= module.device_count():
+            found = module.device_count() if module.is_available() else 0
+            raise DeviceUnavailable(
+                f"torch {torch.__version__} sees {found} {vendor.name} devices, so there is no {vendor.name}:{index}",
+                remedies=[vendor.fix, "headrace devices"],
+            )
+        module.set_device(index)
+        free, total = module.mem_get_info(index)
+        info = DeviceInfo(
+            id=f"{vendor.name}:{index}",
+            name=module.get_device_name(index),
+            kind="gpu",
+            total_bytes=total,
+            free_bytes=free,
+            arch=self.architecture(index),
+        )
+        return GpuDevice(vendor, info, torch_device=f"{vendor.torch_name}:{index}")
+
+
+class GpuDevice(TorchDevice):
+    """One GPU. Emulated, it has the tensors of the host and Triton's interpreter."""
+
+    def __init__(self, vendor: Vendor, info: DeviceInfo, *, torch_device: str) -> None:
+        self.vendor = vendor
+        self.is_emulated = torch_device == "cpu"
+        dtypes = ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
+        caps = Caps(
+            dtypes=dtypes,
+            shared_memory=self.is_emulated,
+            features=frozenset(FEATURES),
+        )
+        super().__init__(info=info, caps=caps, torch_device=torch_device)
+        self._provider, self._about = triton_provider(info.arch, interpreted=self.is_emulated)
+
+    def providers(self) -> Sequence[OpProvider]:
+        """Triton's kernels; the definitions, and so the vendor's matrix library, serve the rest."""
+        return (self._provider,)
+
+    def memory(self) -> Memory:
+        """What the driver says, less a reserve. What torch's allocator holds but does not use counts as free."""
+        if self.is_emulated:
+            return host_memory()
+        module = self.module
+        free, total = module.mem_get_info(self.torch_device)
+        idle = module.memory_reserved(self.torch_device) - module.memory_allocated(self.torch_device)
+        free = max(0, free + idle - self.vendor.reserve_bytes)
+        return Memory(total_bytes=total, free_bytes=free, used_bytes=total - free)
+
+    @property
+    def module(self) -> Any:
+        """torch's module for this type of device."""
+        import torch
+
+        return getattr(torch, self.vendor.torch_name)
+
+    def describe(self) -> Mapping[str, str]:
+        """The architecture, the tuning of the kernels and how they run."""
+        return {"arch": self.info.arch, **self._about}
+
+
+def _open_emulated(vendor: Vendor) -> GpuDevice:
+    if find_spec("triton") is None:
+        raise DeviceUnavailable(
+            f"device {vendor.name}:{EMULATED} runs Triton's interpreter, and the package triton is not installed",
+            remedies=["pip install triton"],
+        )
+    if os.environ.get("TRITON_INTERPRET") != "1" and "triton" in sys.modules:
+        raise DeviceUnavailable(
+            f"device {vendor.name}:{EMULATED} needs Triton's interpreter, and this process has loaded its compiler",
+            remedies=["TRITON_INTERPRET=1 in the environment"],
+        )
+    # Triton reads it when it is imported and when a kernel is decorated.
+    os.environ["TRITON_INTERPRET"] = "1"
+    memory = host_memory()
+    info = DeviceInfo(
+        id=f"{vendor.name}:{EMULATED}",
+        name=f"{vendor.emulated_arch} under Triton's interpreter",
+        kind="gpu",
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+        arch=vendor.emulated_arch,
+    )
+    return GpuDevice(vendor, info, torch_device="cpu")

@@ -1,0 +1,68 @@
+"""Triton's kernels as an op provider, beside the definitions that they share a memory layout with."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.ops import OpTable
+from headrace.core.ops.sampling import keep_tokens
+from headrace.core.platform import OpContext, OpProvider
+from headrace.core.stages import Array
+
+if TYPE_CHECKING:
+    from headrace.kernels.triton.ops import TritonOps
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu")
+"""What the activation kernel knows; the definition serves a model that asks for another."""
+
+
+def triton_provider(arch: str, *, interpreted: bool) -> tuple[OpProvider, Mapping[str, str]]:
+    """The provider for an architecture, and what the start log says of it. Imports triton."""
+    from headrace.kernels.triton.ops import TritonOps
+    from headrace.kernels.triton.tuning import tuning_for
+
+    tuning = tuning_for(arch)
+    kernels = TritonOps(tuning, wide_dot=interpreted)
+    ops: dict[str, Any] = {
+        **kernels.table(),
+        "new_kv_cache": OpTable.new_kv_cache,
+        "pack_linear": OpTable.pack_linear,
+        "linear": OpTable.linear,
+        "sample": _Sample(kernels),
+    }
+    about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
+    return OpProvider(name="triton", ops=ops, declines=_declines), about
+
+
+class _Sample:
+    """`sample`: what is kept is decided by the definition's sort, the noise and the maximum by a kernel."""
+
+    def __init__(self, kernels: "TritonOps") -> None:
+        self._kernels = kernels
+
+    def __call__(
+        self,
+        logits: Array,
+        seeds: Array,
+        positions: Array,
+        temperature: Array | None,
+        top_k: Array | None,
+        top_p: Array | None,
+        min_p: Array | None,
+    ) -> Array:
+        if temperature is None:
+            return self._kernels.pick_tokens(logits)
+        if top_k is not None or top_p is not None or min_p is not None:
+            # The best token is always kept, so greedy rows lose nothing.
+            warm = temperature.clamp(min=1e-5)[:, None]
+            kept = keep_tokens(logits / warm, top_k, top_p, min_p)
+            logits = logits.masked_fill(kept == float("-inf"), float("-inf"))
+        return self._kernels.pick_tokens(logits, seeds, positions, temperature)
+
+
+def _declines(op: str, context: OpContext) -> str:
+    if op in ("act", "act_mul"):
+        for layer in context.spec.layers:
+            activation = getattr(layer.mlp, "activation", "")
+            if activation not in ACTIVATIONS:
+                return f"the kernel has no activation {activation}"
+    return ""

@@ -1,0 +1,127 @@
+"""GPU platforms without a GPU: honest detection from fake system files, and the kernels' own path when emulated."""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from headrace.core.platform import Status
+from headrace.platforms.cuda.detect import probe_driver
+from headrace.platforms.gpu.torch_build import TorchBuild, installed_torch, software_gap
+from headrace.platforms.rocm import detect as rocm
+from headrace.platforms.xpu import detect as xpu
+
+PROGRAM = """
+import json
+import torch
+
+torch.set_num_threads(1)
+from headrace.core.config import DeviceConfig, EngineConfig
+from headrace.core.devices import open_device
+from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
+
+config = tiny_config(tiny_spec(window=24))
+found = {}
+for name in ("reference", DEVICE):
+    device = open_device(EngineConfig(device=DeviceConfig(device=name, threads=1)))
+    runner = load_runner(device, config)
+    driver = Driver(runner, config)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6]
+    driver.add(prompt), driver.add(prompt[:3], temperature=0.8, seed=5)
+    if name == DEVICE:
+        from headrace.kernels.triton.ops import LAUNCHES
+        LAUNCHES.clear()
+    driver.step({0: 8, 1: 3})
+    if name == DEVICE:
+        found["launches"] = dict(LAUNCHES)
+    driver.step({0: 1, 1: 1})
+    found[name] = [request.token_ids for request in driver.requests]
+found["about"] = dict(device.describe())
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install 'headrace[cuda]'")
+@pytest.mark.parametrize(("name", "tuning"), [("cuda", "sm_90"), ("rocm", "gfx942"), ("xpu", "xe")])
+def test_an_emulated_gpu_launches_its_kernels(name: str, tuning: str) -> None:
+    program = f"DEVICE = {name + ':emulated'!r}\n{PROGRAM}"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found[f"{name}:emulated"] == found["reference"]
+    assert found["about"] == {"arch": tuning, "tuning": tuning, "kernels": "Triton, interpreted"}
+    layers = 2
+    assert found["launches"] == {
+        "embedding": 1,
+        "rms_norm": 1,
+        "add_rms_norm": 2 * layers,
+        "rope": 2 * layers,
+        "write_kv": layers,
+        "paged_attention": layers,
+        "act_mul": layers,
+        "gather": found["launches"]["gather"],
+        "sample": 1,
+        "sample.best": 1,
+    }
+
+
+def test_what_torch_was_built_for_is_read_from_its_files(tmp_path: Path) -> None:
+    (tmp_path / "version.py").write_text(
+        "from typing import Optional\n__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n"
+        "hip: Optional[str] = '7.1'\n"
+    )
+    build = installed_torch(tmp_path)
+    assert build == TorchBuild(version="2.13.0+cpu", hip="7.1")
+    gap = software_gap(build, "cuda", fix="fix")
+    assert gap is not None
+    assert (gap.status, gap.reason) == (Status.MISSING, "the installed torch 2.13.0+cpu is not built for it (cuda)")
+    missing = software_gap(None, "cuda", fix="fix")
+    assert missing is not None and "torch is not installed" in missing.reason
+
+
+class FakeDriver:
+    """A driver's library whose start fails with a code."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def cuInit(self, flags: int) -> int:
+        return self._code
+
+
+@pytest.mark.parametrize(("code", "words"), [(100, "sees no GPU"), (803, "does not fit"), (3, "does not start")])
+def test_a_driver_that_does_not_start_says_why(code: int, words: str) -> None:
+    probe = probe_driver(FakeDriver(code))  # type: ignore[arg-type]
+    assert probe.status == Status.NO_DEVICE
+    assert words in probe.reason and f"cuInit gave {code}" in probe.reason
+
+
+def test_amd_gpus_are_read_from_the_topology(tmp_path: Path) -> None:
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for index, (simds, version) in enumerate([(0, 0), (1216, 90402), (192, 110000), (440, 90010)]):
+        folder = nodes / str(index)
+        (folder / "mem_banks/0").mkdir(parents=True)
+        (folder / "properties").write_text(f"simd_count {simds}\ngfx_target_version {version}\n")
+        (folder / "mem_banks/0/properties").write_text("heap_type 1\nsize_in_bytes 4096\n")
+    found = rocm.topology(tmp_path)
+    assert [(info.id, info.arch, info.total_bytes) for info in found] == [
+        ("rocm:0", "gfx942", 4096),
+        ("rocm:1", "gfx1100", 4096),
+        ("rocm:2", "gfx90a", 4096),
+    ]
+    assert "may not open" in rocm.detect(tmp_path).reason
+    assert rocm.detect(tmp_path / "none").reason == "the driver (kfd) knows no GPU"
+
+
+def test_intel_gpus_are_told_from_others(tmp_path: Path) -> None:
+    for name, vendor in (("renderD128", "0x10de"), ("renderD129", "0x8086")):
+        folder = tmp_path / "sys/class/drm" / name / "device"
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "device").write_text("0x56a0\n")
+    assert xpu.render_nodes(tmp_path) == [(tmp_path / "dev/dri/renderD129", "0x56a0")]
+    assert "may not open" in xpu.detect(tmp_path).reason
+    assert "Intel's" in xpu.detect(tmp_path / "none").reason
