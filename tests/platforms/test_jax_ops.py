@@ -1,7 +1,6 @@
 """The JAX bodies of the ops against the definitions in torch and against numpy in float64."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -174,8 +173,9 @@ def test_the_callers_memory_is_copied() -> None:
 def to_jax(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    narrow: Callable[[Any], Any] = lambda t: jnp.asarray(t.float().numpy()).astype(jnp.bfloat16)  # noqa: E731
-    return narrow(value) if value.dtype == torch.bfloat16 else jnp.asarray(value.numpy())
+    if value.dtype == torch.bfloat16:
+        return jnp.asarray(value.float().numpy()).astype(jnp.bfloat16)
+    return jnp.asarray(value.numpy())
 
 
 def widest(value: Any) -> Any:

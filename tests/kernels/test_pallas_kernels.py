@@ -1,0 +1,79 @@
+"""The Pallas kernels, interpreted, against the definitions: through the conformance kit and against numpy."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import numpy as np
+import pytest
+
+from headrace.core.config import DeviceConfig, EngineConfig
+from headrace.core.devices import open_device
+from headrace.core.plugin_loader import load_plugins
+
+pytest.importorskip("jax", reason="jax is not installed: pip install 'headrace[tpu]'")
+import jax
+import jax.numpy as jnp
+
+from headrace.core.self_test import tiny_config, tiny_spec
+from headrace.kernels.pallas import attention, write_kv
+from headrace.platforms.conformance.kit import all_checks, run_check
+from headrace.platforms.conformance.registry import Subject
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    device = open_device(EngineConfig(device=DeviceConfig(device="tpu:emulated", threads=1)))
+    return Subject(device, load_plugins())
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "attention.plain.float32",
+        "attention.window_softcap.bfloat16",
+        "attention.sinks.float32",
+        "attention.alibi.float32",
+        "attention.all_kv_heads.bfloat16",
+        "model.greedy.window",
+        *(
+            pytest.param(f"attention.{name}.{dtype}", marks=pytest.mark.slow)
+            for name in ("one_kv_head", "large", "large_window", "softcap", "window_of_a_block")
+            for dtype in ("float32", "bfloat16")
+        ),
+    ],
+)
+def test_conformance(check: str, subject: Subject) -> None:
+    result = run_check(all_checks()[check], subject)
+    assert result.outcome == "passed", result.detail
+
+
+def test_the_emulated_device_runs_the_kernels(subject: Subject) -> None:
+    runner = subject.device.runner(tiny_config(tiny_spec()))
+    providers = {selection.op: selection.provider for selection in runner.op_selections}
+    assert providers["paged_attention"] == providers["write_kv"] == "pallas"
+    ops = runner.ops
+    assert ops is not None
+    cache = jnp.zeros((4, 2, 16, 32))
+    arguments = (jnp.zeros((3, 4, 16)), cache, jnp.array([0, 3]), jnp.array([3]), jnp.array([[1]]))
+    program = jax.make_jaxpr(lambda *a: ops.paged_attention(*a, scale=1.0))(*arguments)
+    assert "pallas_call" in str(program)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_slots_are_written_in_any_order(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    cache = rng.standard_normal((6, 2, 8, 32)).astype(np.float32)
+    slots = rng.permutation(np.arange(8, 48))[:20].astype(np.int32)
+    slots[[3, 11]] = -1
+    rows = rng.standard_normal((20, 2, 32)).astype(np.float32)
+    narrow = jnp.dtype(dtype)
+    stored, written = jnp.asarray(cache).astype(narrow), jnp.asarray(rows).astype(narrow)
+    want = np.array(stored.astype(jnp.float32))
+    for slot, row in zip(slots, np.array(written.astype(jnp.float32)), strict=True):
+        if slot >= 0:
+            want[slot // 8, :, slot % 8] = row
+    got = write_kv.write_kv(stored, written, jnp.asarray(slots), interpret=True)
+    assert np.array_equal(np.asarray(got.astype(jnp.float32)), want)
+
+
+def test_long_tables_are_left_to_plain_jax() -> None:
+    assert attention.table_fits((64, 512))
+    assert not attention.table_fits((64, 8192))

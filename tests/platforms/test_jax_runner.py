@@ -1,0 +1,198 @@
+"""The JAX runner under the whole engine: tokens, compiles, memory, several devices, and what it refuses."""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import LLM, SamplingParams
+from headrace.core.config import DeviceConfig, EngineConfig
+from headrace.core.devices import find_platforms, open_device
+from headrace.core.errors import DeviceUnavailable, Unsupported
+from headrace.core.models.declare import declare_params
+from headrace.core.platform import Device, Status
+from headrace.core.plugin_loader import load_plugins
+from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
+
+pytest.importorskip("jax", reason="jax is not installed: pip install 'headrace[tpu]'")
+import jax
+
+from headrace.core.runner.jax import JaxRunner
+from headrace.platforms.conformance.kit import all_checks, run_check
+from headrace.platforms.conformance.registry import Subject
+from tiny_checkpoints import FAMILIES, save_tiny
+
+CHECKS = (
+    "attention.window_softcap.bfloat16",
+    "attention.sinks.float32",
+    "attention.alibi.float32",
+    "model.chunked",
+    "model.batch",
+    "model.seeds",
+    "model.run_ahead",
+    "memory.kv_plan",
+    "memory.out_of_memory",
+    "runner.close",
+)
+
+
+def open_on(name: str) -> Device:
+    return open_device(EngineConfig(device=DeviceConfig(device=name, threads=1)))
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return Subject(open_on("neuron:emulated"), load_plugins())
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_conformance(check: str, subject: Subject) -> None:
+    result = run_check(all_checks()[check], subject)
+    assert result.outcome == "passed", result.detail
+
+
+@pytest.mark.parametrize(
+    ("device", "family"),
+    [
+        ("neuron:emulated", "gemma2"),
+        *(pytest.param("tpu:emulated", name, marks=pytest.mark.slow) for name in sorted(FAMILIES)),
+    ],
+)
+def test_greedy_tokens_equal_the_references(device: str, family: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, family)
+    rng = np.random.default_rng(7)
+    prompts = [{"prompt_token_ids": rng.integers(3, 250, length).tolist()} for length in (1, 5, 16, 17, 40)]
+    prompts.append({"prompt_token_ids": prompts[-1]["prompt_token_ids"][:33] + [5]})
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    tokens: dict[str, Any] = {}
+    for name in ("reference", device):
+        with LLM(
+            str(tmp_path),
+            device=name,
+            dtype="float32",
+            skip_tokenizer_init=True,
+            threads=1,
+            max_num_seqs=4,
+            max_num_batched_tokens=32,
+            max_model_len=96,
+            kv_memory="2MiB",
+        ) as llm:
+            tokens[name] = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    assert tokens[device] == tokens["reference"]
+
+
+def test_no_compile_after_warmup() -> None:
+    device = open_on("neuron:emulated")
+    config = tiny_config(tiny_spec())
+    runner = load_runner(device, config)
+    assert isinstance(runner, JaxRunner)
+    driver = Driver(runner, config)
+    compiled: list[str] = []
+
+    def count(event: str, duration_s: float, **details: Any) -> None:
+        if "compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    rng = np.random.default_rng(0)
+    for length in (1, 7, 33, 129, 300):
+        driver.remove_all()
+        driver.generate(rng.integers(0, 211, length).tolist(), 3)
+    driver.remove_all()
+    rows = [driver.add([3, 4, 5], temperature=1.0, seed=seed) for seed in range(3)]
+    driver.step({row: 3 for row in rows})
+    driver.step({row: 1 for row in rows}, num_logprobs=5)
+    assert compiled == []
+    jax.jit(lambda x: x * 3 + 1)(np.ones(3))
+    assert compiled, "the listener hears of compiles"
+    again = load_runner(device, config)
+    assert isinstance(again, JaxRunner)
+    num_before = runner.num_compiled
+    Driver(again, config)
+    assert again.num_compiled == num_before > 0
+
+
+TENSOR_PARALLEL = """
+import collections, json, re
+from headrace.core.platform import Caps, DeviceInfo
+from headrace.core.runner.jax import host_devices
+from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
+from headrace.platforms.neuron.device import EmulatedNeuron
+from headrace.platforms.tpu.emulated import emulated_info
+
+tokens, found = [], {}
+for count in (1, 2):
+    device = EmulatedNeuron(info=emulated_info("neuron"), devices=host_devices()[:count], shared_memory=True)
+    config = tiny_config(tiny_spec(window=24))
+    runner = load_runner(device, config)
+    driver = Driver(runner, config)
+    tokens.append([driver.generate([(7 * i + 3) % 211 for i in range(n)], 8) for n in (5, 40)])
+[programs] = device.programs.values()
+text = programs.program(programs.buckets.all_forward()[0]).as_text()
+kinds = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
+found = collections.Counter(re.findall(rf"= \\S+ ({kinds})(?:-start)?\\(", text))
+print(json.dumps([tokens, found]))
+"""
+
+
+@pytest.mark.slow
+def test_two_devices_give_the_tokens_of_one() -> None:
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", TENSOR_PARALLEL], env=environment, capture_output=True, text=True, timeout=500
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    (alone, together), collectives = json.loads(run.stdout.splitlines()[-1])
+    assert together == alone
+    assert collectives == {"all-reduce": 4}, "two for each of two layers; nothing else moves"
+
+
+def test_uneven_heads_are_refused() -> None:
+    from headrace.core.runner.jax_sharding import check_divides
+
+    check_divides(tiny_spec(), 2)
+    with pytest.raises(Unsupported, match="2 KV heads cannot be cut over 4 devices"):
+        check_divides(tiny_spec(), 4)
+
+
+def test_an_op_without_a_body_is_named_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    import headrace.core.runner.jax as module
+
+    monkeypatch.setattr(module, "FUNCTIONS", {k: v for k, v in module.FUNCTIONS.items() if k != "rope"})
+    with pytest.raises(Unsupported, match="no body of the op rope in JAX"):
+        open_on("neuron:emulated").runner(tiny_config(tiny_spec()))
+
+
+@pytest.mark.parametrize("name", ["tpu", "neuron"])
+def test_a_device_that_is_not_here_says_so(name: str) -> None:
+    plugins = load_plugins()
+    found = {item.spec.name: item for item in find_platforms(plugins)}
+    assert found[name].probe.status == Status.NO_DEVICE
+    assert "no device file /dev/" in found[name].probe.reason
+    assert f"{name}:emulated" in found[name].probe.fix
+    with pytest.raises(DeviceUnavailable, match="no device file"):
+        open_on(name)
+
+
+def test_parameters_are_cut_as_declared() -> None:
+    from jax.sharding import AbstractMesh, PartitionSpec
+
+    from headrace.core.runner.jax_sharding import is_cut_by_parts, param_sharding
+
+    mesh: Any = AbstractMesh((2,), ("tp",))
+    declared = {param.name: param for param in declare_params(tiny_spec())}
+    cuts = {name: param_sharding(param, mesh).spec for name, param in declared.items()}
+    assert cuts["layers.0.attn.qkv_proj.weight"] == PartitionSpec("tp")
+    assert cuts["layers.0.attn.o_proj.weight"] == PartitionSpec(None, "tp")
+    assert cuts["final_norm.weight"] == PartitionSpec()
+    assert cuts["embed_tokens.weight"] == PartitionSpec(), "211 rows cannot be halved"
+    assert is_cut_by_parts(declared["layers.0.mlp.gate_up_proj.weight"], mesh)
