@@ -139,7 +139,7 @@ def test_greedy_equals_masking_by_brute_force(llm: LLM, folder: Path) -> None:
             "stop_token_ids": st.sampled_from([(), (1,)]),
         }
     ),
-    st.sampled_from(SCHEMAS),
+    st.sampled_from([SCHEMAS[2], {"type": "integer", "minimum": -5, "maximum": 500}]),
 )
 def test_works_together_with_all_else(llm: LLM, more: dict[str, Any], schema: Any) -> None:
     params = SamplingParams(max_tokens=400, structured_output=form("json_schema", schema), **more)
