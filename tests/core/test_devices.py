@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,7 @@ def test_commands_exit_with_5_for_a_device_that_is_not_there() -> None:
         assert "try: headrace devices" in result.stderr
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="the definitions need torch")
 def test_conformance_exits_with_7_if_a_check_failed() -> None:
     # The null platform computes no model, so its tokens cannot be the reference's.
     result = run("conformance", "--device", "null", "--select", "model.greedy.plain", "--json")

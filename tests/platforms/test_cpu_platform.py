@@ -5,11 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from headrace.core.config import DeviceConfig, EngineConfig
 from headrace.core.devices import open_device
+from headrace.core.models.declare import declare_params
+from headrace.core.ops import op_names
+from headrace.core.self_test import self_test, tiny_config, tiny_spec
+from headrace.core.weights.dummy import DummyParams
+from headrace.core.weights.source import HostTensor, LoadedParam
 from headrace.platforms.cpu.cgroup import cgroup_folders
 from headrace.platforms.cpu.detect import cpu_info, has_native_bfloat16, isa_tier, usable_threads
 from headrace.platforms.cpu.memory import host_memory, memory_limit
@@ -214,3 +220,35 @@ def test_without_native_kernels_torch_serves(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("headrace.platforms.cpu.device.has_native_kernels", lambda: False)
     device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))
     assert device.caps.array == "torch"
+
+
+def test_blocks_without_a_kernel_are_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("headrace.kernels.cpu._ops", reason="the native kernels were not built")
+    spec = tiny_spec()
+    params: list[LoadedParam] = []
+    for loaded in DummyParams(declare_params(spec), seed=0, dtype="float32"):
+        tensors = loaded.tensors
+        if loaded.param.name.endswith("down_proj.weight"):
+            rows, cols = tensors[0].shape
+            data = np.zeros((rows, cols // 32 * 22), np.uint8)
+            tensors = (HostTensor(name="blocks", dtype="q5_0", shape=(rows, cols), data=data),)
+        params.append(LoadedParam(param=loaded.param, tensors=tensors))
+    device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))
+    runner = device.runner(tiny_config(spec))
+    source = DummyParams(declare_params(spec), seed=0, dtype="float32")
+    monkeypatch.setattr(DummyParams, "__iter__", lambda self: iter(params))
+    runner.load(source)
+    runner.close()
+    assert "types=q5_0 dtype=float32" in caplog.text
+
+
+def test_doctor_names_the_ops_that_have_a_native_form() -> None:
+    pytest.importorskip("headrace.kernels.cpu._ops", reason="the native kernels were not built")
+    device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))
+    runner = device.runner(tiny_config(tiny_spec()))
+    served = {selection.op: selection for selection in runner.op_selections}
+    assert list(served) == list(op_names())
+    assert served["linear"].provider == "native"
+    assert served["encoder_attention"].provider == "definition"
+    assert "runs in torch" in dict(served["encoder_attention"].declined)["native"]
+    assert {check.name: check.outcome for check in self_test(device)}["matmul"] == "passed"

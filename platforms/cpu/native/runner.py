@@ -1,5 +1,6 @@
 """The runner of the cpu platform: packed weights, native program, native sampling. Needs no torch."""
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
 from .trace import Trace, trace_decoder
 from .weights import is_blocked, pack, vector
+
+logger = logging.getLogger(__name__)
 
 PROMPT_LOGPROBS_ROWS = 256
 """Rows of logits held at a time for prompt log probabilities."""
@@ -62,6 +65,7 @@ class NativeRunner(Runner):
 
     def load(self, params: ParamSource) -> None:
         """Pack each parameter as it comes; GGUF blocks are kept if no dtype was asked for."""
+        dequantized: set[str] = set()
         for loaded in params:
             name = loaded.param.name
             if loaded.param.kind not in ("linear", "embedding"):
@@ -73,6 +77,11 @@ class NativeRunner(Runner):
                 raise OutOfMemory(f"this machine has no memory left for {name}") from error
             if self._keep_blocks and is_blocked(loaded.tensors):
                 self._blocked.add(name)
+            elif self._keep_blocks:
+                dequantized |= {tensor.dtype for tensor in loaded.tensors if tensor.is_blocked}
+        if dequantized:
+            types = ",".join(sorted(dequantized))
+            logger.warning("dequantized, which is slow: no kernels types=%s dtype=%s", types, self.config.dtype)
 
     def kv_plan(self) -> KVPlan:
         """Bytes of one block, as the kernels lay it out."""
