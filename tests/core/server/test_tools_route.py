@@ -32,6 +32,7 @@ TOOLS: list[Any] = [
 @pytest.fixture(scope="module")
 def random_client(model_folder: Path) -> Iterator[openai.OpenAI]:
     """A client of a server whose masks are real."""
+    pytest.importorskip("torch")
     arguments = ["--kv-memory", "64MiB", "--load-format", "dummy"]
     with LiveServer(model_folder, *arguments, device="reference") as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
