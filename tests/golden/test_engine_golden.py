@@ -9,18 +9,28 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from golden_cases import CASES
 from headrace import LLM, SamplingParams
-from tiny_checkpoints import FAMILIES, greedy_tokens, save_tiny
+from tiny_checkpoints import FAMILIES, greedy_tokens, save_golden_case, save_tiny
 
 NUM_TOKENS = 24
 PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 33, 50)
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
+REPRESENTATIVES = ("gpt_oss", "falcon", "deepseek_v3")
+"""Golden cases that the default run takes through the engine; the full run takes all."""
+PARAMS = [
+    *sorted(FAMILIES),
+    *REPRESENTATIVES,
+    *(pytest.param(case.name, marks=pytest.mark.slow) for case in CASES if case.name not in REPRESENTATIVES),
+]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """(folder, the oracle, prompts, expected tokens per prompt)."""
     folder = tmp_path_factory.mktemp(request.param)
-    model = save_tiny(folder, request.param)
+    model = (save_tiny if request.param in FAMILIES else save_golden_case)(folder, request.param)
     prompts = make_prompts(model)
     yield folder, model, prompts, [greedy_tokens(model, prompt, NUM_TOKENS) for prompt in prompts]
 

@@ -1,12 +1,16 @@
 """Tiny random checkpoints of every family, made by transformers: the oracle's own files."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from golden_cases import CASES
+from paged_model import make_checkpoint
 
 COMMON: dict[str, Any] = dict(
     vocab_size=256,
@@ -78,6 +82,15 @@ def save_tiny(folder: Path, model_type: str, *, seed: int = 0, **overrides: Any)
     model = tiny_model(model_type, seed=seed, **overrides)
     model.save_pretrained(folder)
     return model
+
+
+def save_golden_case(folder: Path, name: str) -> PreTrainedModel:
+    """Save the tiny model of one of golden_cases, with the vocabulary of COMMON, and return it as the oracle."""
+    case = next(case for case in CASES if case.name == name)
+    make_checkpoint(replace(case, config={**case.config, "vocab_size": COMMON["vocab_size"]}), folder)
+    attention = "eager" if case.has_eager else "sdpa"
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
+    return model.eval()  # type: ignore[no-any-return, no-untyped-call]
 
 
 def greedy_tokens(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
