@@ -23,6 +23,7 @@ from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
 pytest.importorskip("jax", reason="jax is not installed: pip install 'headrace[tpu]'")
 import jax
 
+from headrace.core.ops.jax import FUNCTIONS
 from headrace.core.runner.jax import JaxRunner
 from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import Subject
@@ -67,7 +68,9 @@ def test_conformance(check: str, subject: Subject) -> None:
 def test_greedy_tokens_equal_the_references(device: str, family: str, tmp_path: Path) -> None:
     save_tiny(tmp_path, family)
     rng = np.random.default_rng(7)
-    prompts = [{"prompt_token_ids": rng.integers(3, 250, length).tolist()} for length in (1, 5, 16, 17, 40)]
+    prompts: list[Any] = [
+        {"prompt_token_ids": rng.integers(3, 250, length).tolist()} for length in (1, 5, 16, 17, 40)
+    ]
     prompts.append({"prompt_token_ids": prompts[-1]["prompt_token_ids"][:33] + [5]})
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     tokens: dict[str, Any] = {}
@@ -165,9 +168,8 @@ def test_uneven_heads_are_refused() -> None:
 
 
 def test_an_op_without_a_body_is_named_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    import headrace.core.runner.jax as module
-
-    monkeypatch.setattr(module, "FUNCTIONS", {k: v for k, v in module.FUNCTIONS.items() if k != "rope"})
+    functions = {name: function for name, function in FUNCTIONS.items() if name != "rope"}
+    monkeypatch.setattr("headrace.core.runner.jax.FUNCTIONS", functions)
     with pytest.raises(Unsupported, match="no body of the op rope in JAX"):
         open_on("neuron:emulated").runner(tiny_config(tiny_spec()))
 
