@@ -28,8 +28,8 @@ def encoder_attention(
     h // (num_heads / num_kv_heads). window: a token sees itself and window - 1 tokens on either side, 0 sees all.
     softcap: scores become softcap * tanh(scores / softcap). relative_bias: float32 [num_buckets, num_heads], added to
     the scores by distance; buckets are T5's (Raffel et al. 2020): the second half is for keys after the query; of
-    each half, one half is for single distances, the rest for those up to 128 in logarithmic steps. max_query_len: an upper bound, 0 if
-    unknown.
+    each half, one half is for single distances, the rest for those up to 128 in logarithmic steps. max_query_len:
+    an upper bound, 0 if unknown.
     Scores, softmax and sums in float32 at least. A request without tokens is allowed.
     Returns [num_tokens, num_heads, head_dim] in query's dtype.
     """

@@ -49,7 +49,7 @@ def validate_params(
     if params.structured_output is not None:
         if grammars is None:
             raise RequestError(
-                "structured output needs a tokenizer (skip_tokenizer_init is set) and a plugin that compiles grammars",
+                "structured output needs a tokenizer (see skip_tokenizer_init) and a plugin that compiles grammars",
                 code="structured_output_unavailable",
                 remedies=("load the model with its tokenizer", "pip install llguidance"),
             )

@@ -52,13 +52,25 @@ def paged_attention(
     max_query_len: int = 0,
     max_seq_len: int = 0,
 ) -> Array:
-    """As the declaration in core/ops says, without softcap and sinks.
+    """As the declaration in core/ops says; softcap and sinks, which the fused kernel lacks, go to the definition.
 
     Requests with one token are padded to the longest and computed together; others one by one.
     """
     import torch
 
-    assert not softcap and sinks is None, "declined at selection"
+    if softcap or sinks is not None:
+        return OpTable.paged_attention(
+            query,
+            kv_cache,
+            query_start_loc,
+            seq_lens,
+            block_table,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            alibi_slopes=alibi_slopes,
+        )
     starts, lens = query_start_loc.tolist(), seq_lens.tolist()
     counts = [end - start for start, end in zip(starts, starts[1:], strict=False)]
     out = torch.empty_like(query)

@@ -19,8 +19,8 @@ FLAGS = (
     "log_level log_format"
 ).split()
 NO_FLAGS = (
-    "model pooling tokenizer skip_tokenizer_init block_size hash_seed max_queue_tokens max_body_bytes ping_interval_s "
-    "stall_timeout_s send_timeout_s"
+    "model pooling tokenizer skip_tokenizer_init block_size hash_seed max_queue_tokens max_body_bytes "
+    "ping_interval_s stall_timeout_s send_timeout_s"
 ).split()
 
 

@@ -70,7 +70,7 @@ def test_version_is_the_packages() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_where_it_is_looked_for(name: str) -> None:
-    command = importlib.import_module(f"headrace.core.cli.{name}").command
+    command = importlib.import_module(f"headrace.core.cli.{name.replace('-', '_')}").command
     assert isinstance(command, click.Command)
     assert command.help, name
     assert COMMANDS[name].endswith(".")
