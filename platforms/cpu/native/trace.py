@@ -221,10 +221,13 @@ class Tracer:
         return self._emit("cast", (x,), self._new(x.rows, x.cols, dtype, x.head_dim))
 
     def gather(self, x: Value, indices: InputRef) -> Value:
-        assert indices.field == "logits_indices", indices
+        if indices.field != "logits_indices":
+            raise UntraceableOp(f"gather by {indices.field} has no native form")
         return self._emit("gather", (x, indices), self._new("logits", x.cols, x.dtype))
 
     def split(self, x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
+        if x.head_dim:
+            raise UntraceableOp("split within heads has no native form")
         assert sum(sizes) == x.cols, (sizes, x)
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
         return tuple(self._view(x, x.column + at, size) for at, size in zip(starts, sizes, strict=True))
