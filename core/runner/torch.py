@@ -30,6 +30,7 @@ from ..stages import (
 from ..units import format_bytes
 from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
+from .done import Done
 from .packed import cut, join, pack
 from .step import StepArrays, prompt_logprobs, run_step
 
@@ -232,21 +233,6 @@ class TorchRunner(Runner):
             )
         ]
         return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
-
-
-class Done:
-    """A step that has already run."""
-
-    def __init__(self, output: StepOutput) -> None:
-        self._output = output
-
-    def ready(self) -> bool:
-        """Always true."""
-        return True
-
-    def result(self) -> StepOutput:
-        """The output, at once."""
-        return self._output
 
 
 def _output(

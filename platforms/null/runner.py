@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.core.errors import OutOfMemory
 from headrace.core.models.heads import vector_size
 from headrace.core.platform import Device, KVPlan, Memory, Runner, RunnerConfig
+from headrace.core.runner.done import Done
 from headrace.core.sampling.params import GREEDY_EPSILON
 from headrace.core.stages import (
     ForwardBatch,
@@ -66,7 +67,7 @@ class NullRunner(Runner):
     def warmup(self) -> None:
         """Nothing to compile."""
 
-    def step(self, batch: StepInput) -> "NullStep":
+    def step(self, batch: StepInput) -> "Done":
         """Compute the checksums of the step's positions and a token for each row that samples."""
         state = self._forward(batch.forward)
         output = StepOutput(token_ids=np.empty(0, np.int32))
@@ -80,7 +81,7 @@ class NullRunner(Runner):
             size = vector_size(self.config.spec)
             pooled = np.zeros((len(batch.pooling.starts), size), np.float32)
             output = StepOutput(token_ids=output.token_ids, pooled=pooled)
-        return NullStep(output)
+        return Done(output)
 
     def memory(self) -> Memory:
         """The machine's memory."""
@@ -149,21 +150,6 @@ class NullRunner(Runner):
             top_ids=top.astype(np.int32),
             top_values=np.full((rows, num_logprobs), value, np.float32),
         )
-
-
-class NullStep:
-    """A step that has already run."""
-
-    def __init__(self, output: StepOutput) -> None:
-        self._output = output
-
-    def ready(self) -> bool:
-        """Always true."""
-        return True
-
-    def result(self) -> StepOutput:
-        """The output, at once."""
-        return self._output
 
 
 def _mix(values: Hashes) -> Hashes:

@@ -11,21 +11,22 @@ PLATFORM = "tpu"
 
 def detect() -> Probe:
     """The chips that JAX finds."""
-    for package in ("jax", "libtpu"):
+    return probe_jax(PLATFORM, "libtpu", what="TPU", fix="pip install 'headrace[tpu]'")
+
+
+def probe_jax(platform: str, driver: str, *, what: str, fix: str) -> Probe:
+    """The devices of one of JAX's platforms, which the package `driver` drives. `what`: one of them, in words."""
+    for package in ("jax", driver):
         if find_spec(package) is None:
-            return Probe(
-                status=Status.MISSING,
-                reason=f"the package {package} is not installed",
-                fix="pip install 'headrace[tpu]'",
-            )
+            return Probe(status=Status.MISSING, reason=f"the package {package} is not installed", fix=fix)
     import jax
 
-    jax.config.update("jax_platforms", PLATFORM)
+    jax.config.update("jax_platforms", platform)
     try:
         devices = jax.devices()
     except RuntimeError as error:
-        return Probe(status=Status.NO_DEVICE, reason=f"JAX finds no TPU: {str(error).splitlines()[0]}")
-    return Probe(status=Status.OK, devices=tuple(jax_info(device, PLATFORM) for device in devices))
+        return Probe(status=Status.NO_DEVICE, reason=f"JAX finds no {what}: {str(error).splitlines()[0]}")
+    return Probe(status=Status.OK, devices=tuple(jax_info(device, platform) for device in devices))
 
 
 def jax_info(device: object, name: str) -> DeviceInfo:
