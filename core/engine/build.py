@@ -20,7 +20,7 @@ from ..models.declare import declare_params
 from ..models.gguf_config import config_from_gguf, gguf_names
 from ..models.heads import computes_in_one_step, with_asked_pooler, with_default_pooler, with_head_names
 from ..models.registry import find_family, read_spec
-from ..models.rope import rope_variants
+from ..models.rope import rope_rows
 from ..models.sentence import SentencePrompts, dense_folders, read_prompts, with_sentence_modules
 from ..models.spec import ModelSpec
 from ..platform import Caps, Device, Gap, RunnerConfig, Status
@@ -219,7 +219,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 processors,
                 grammars=grammars,
                 end_token_ids=defaults.eos_token_ids,
-                rope_original_len=rope_variants(model.spec),
+                rope_rows=rope_rows(model.spec),
             ),
             capacity.kv.num_blocks,
         )
@@ -237,7 +237,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             depth=device.caps.depth,
             max_model_len=capacity.max_model_len,
             eos_token_ids=defaults.eos_token_ids,
-            rope_original_len=rope_variants(model.spec),
+            rope_rows=rope_rows(model.spec),
         )
         engine = Engine(
             scheduler=scheduler,

@@ -166,7 +166,7 @@ def _context_length(config: HFConfig, ropes: Sequence[RopeSpec | None]) -> int:
     stated, scaling = config.size("max_position_embeddings"), ropes[0].scaling if ropes[0] else None
     if scaling is None or len(ropes) > 1:  # Gemma 3 stretches one of its ropes, and states the length after it
         return stated
-    if scaling.kind == "linear":
+    if scaling.kind in ("linear", "dynamic"):
         return int(stated * scaling.factor)
     if scaling.kind == "yarn":
         return max(stated, int(scaling.original_max_position_embeddings * scaling.factor))
@@ -180,6 +180,9 @@ def _read_scaling(p: HFConfig, rotary_dim: int, max_position_embeddings: int) ->
             return None
         case "linear":
             return RopeScaling(kind="linear", factor=_factor(p))
+        case "dynamic":
+            length = p.size("original_max_position_embeddings", max_position_embeddings or None)
+            return RopeScaling(kind="dynamic", factor=_factor(p), original_max_position_embeddings=length)
         case "llama3":
             return RopeScaling(
                 kind="llama3",
@@ -213,7 +216,7 @@ def _read_scaling(p: HFConfig, rotary_dim: int, max_position_embeddings: int) ->
             )
         case other:
             raise ModelError(
-                f"{p.file} have the type {other!r}; known are default, linear, llama3, yarn and longrope"
+                f"{p.file} have the type {other!r}; known are default, linear, dynamic, llama3, yarn and longrope"
             )
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from ..platform import Need
-from .rope import rope_variants
+from .rope import rope_rows
 from .spec import ModelSpec
 
 FEATURES: Mapping[str, str] = {
     "sliding_window": "attention that sees only the last tokens",
     "softcap": "attention scores bounded by tanh before the softmax",
-    "rope_variants": "rotary tables with a row for short and a row for long requests (LongRoPE)",
+    "rope_variants": "rotary tables with rows for short and for long requests (LongRoPE, dynamic)",
 }
 """Every feature that a model may need, for the capabilities of a device."""
 
@@ -20,7 +20,7 @@ def model_needs(spec: ModelSpec) -> list[Need]:
     asked = {
         "sliding_window": any(attn.window for attn in attention),
         "softcap": any(attn.softcap for attn in attention),
-        "rope_variants": rope_variants(spec) > 0,
+        "rope_variants": rope_rows(spec).num_rows > 1,
     }
     why = f"this {spec.model_type} model"
     return [Need(feature=feature, why=why) for feature, is_asked in asked.items() if is_asked]

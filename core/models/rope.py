@@ -1,6 +1,7 @@
 """Tables of inverse frequencies for rotary embeddings, in float32 as transformers computes them."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,8 @@ FloatArray = npt.NDArray[np.float32]
 def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
     """(inv_freq float32 [variants, rotary_dim / 2], attention_factor float32 [variants]).
 
-    LongRoPE (Ding et al. 2024) has two variants, row 0 for short and row 1 for long sequences; all else has one.
+    LongRoPE (Ding et al. 2024) has two variants, row 0 for short and row 1 for long sequences; "dynamic" has row n
+    for sequences of n tokens more than the model was trained on; all else has one.
     Cosines and sines are multiplied by the attention factor.
     """
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
@@ -25,6 +27,8 @@ def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
         rows, factor = [plain], 1.0
     elif scaling.kind == "linear":
         rows, factor = [plain / np.float32(scaling.factor)], 1.0
+    elif scaling.kind == "dynamic":
+        rows, factor = _dynamic(rope, scaling, num_rope_variants(rope)), 1.0
     elif scaling.kind == "llama3":
         rows, factor = [_llama3(plain, scaling)], 1.0
     elif scaling.kind == "yarn":
@@ -38,24 +42,50 @@ def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
 
 
 def num_rope_variants(rope: RopeSpec) -> int:
-    """Rows of the rope's tables: 2 for LongRoPE, unless long sequences turn as short ones do; else 1."""
+    """Rows of the rope's tables, see `rope_tables`."""
     scaling = rope.scaling
-    if scaling is None or scaling.kind != "longrope" or scaling.short_factor == scaling.long_factor:
-        return 1
-    return 2
+    if scaling is not None and scaling.kind == "longrope" and scaling.short_factor != scaling.long_factor:
+        return 2
+    if scaling is not None and scaling.kind == "dynamic":
+        length = scaling.original_max_position_embeddings
+        return max(1, int(length * scaling.factor) - length + 1)
+    return 1
 
 
-def rope_variants(spec: ModelSpec) -> int:
-    """The prompt length above which a request takes row 1 of the rope tables; 0 if there is one row only.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeRows:
+    """Which row of the rope tables a request takes, by the length of its prompt.
 
-    transformers switches when a batch grows past this length; a request keeps one row here, because keys in its
-    cache were turned by it.
+    transformers changes rows when a batch grows past original_len; a request keeps one row here, because keys in
+    its cache were turned by it.
     """
+
+    original_len: int = 0
+    num_rows: int = 1
+
+    def row(self, num_prompt_tokens: int) -> int:
+        """The row of a prompt: 0 up to original_len tokens."""
+        return min(max(num_prompt_tokens - self.original_len, 0), self.num_rows - 1)
+
+
+ONE_ROW = RopeRows()
+
+
+def rope_rows(spec: ModelSpec) -> RopeRows:
+    """How requests choose among the rows of the model's rope tables."""
     for layer in spec.layers:
         rope = layer.attn.rope
-        if rope is not None and rope.scaling is not None and num_rope_variants(rope) > 1:
-            return rope.scaling.original_max_position_embeddings
-    return 0
+        if rope is not None and rope.scaling is not None and (num_rows := num_rope_variants(rope)) > 1:
+            return RopeRows(original_len=rope.scaling.original_max_position_embeddings, num_rows=num_rows)
+    return ONE_ROW
+
+
+def _dynamic(rope: RopeSpec, scaling: RopeScaling, num_rows: int) -> list[npt.NDArray[np.floating]]:
+    # The base grows with the sequence, so that the longest wave always spans it ("NTK-aware").
+    growth = scaling.factor * np.arange(num_rows) / scaling.original_max_position_embeddings + 1
+    bases = rope.theta * growth ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    return list(np.float32(1) / np.power(bases.astype(np.float32)[:, None], exponents))
 
 
 def _llama3(inv_freq: FloatArray, scaling: RopeScaling) -> npt.NDArray[np.floating]:

@@ -29,7 +29,7 @@ class NormSpec:
 class RopeScaling:
     """How rotary frequencies are stretched; names as in config.json's rope parameters."""
 
-    kind: Literal["linear", "llama3", "yarn", "longrope"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..models.rope import rope_variants
+from ..models.rope import rope_rows
 from ..platform import RunnerConfig
 from ..sampling.validate import MAX_LOGPROBS
 from ..stages import ForwardBatch, IntArray, PromptLogprobsBatch, SamplingBatch
@@ -67,7 +67,7 @@ class Buckets:
     def __init__(self, config: RunnerConfig) -> None:
         self._vocab_size = config.spec.vocab_size
         self._num_groups = len(config.groups)
-        self._has_rope_rows = rope_variants(config.spec) > 0
+        self._has_rope_rows = rope_rows(config.spec).num_rows > 1
         self.num_reqs = _steps(_SMALLEST, config.max_num_seqs, factor=8, multiple=_SMALLEST)
         self.num_tokens = _steps(_SMALLEST_CHUNK, config.max_num_batched_tokens, factor=4, multiple=_SMALLEST)
         blocks = -(-config.max_model_len // config.block_size)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..models.rope import ONE_ROW, RopeRows
 from ..models.spec import Pooling
 from ..platform import Pending, Runner, RunnerConfig
 from ..sampling.state import SamplingState
@@ -43,13 +44,13 @@ class ModelRunner:
     """
 
     def __init__(
-        self, runner: Runner, config: RunnerConfig, sampling: SamplingState, *, rope_original_len: int = 0
+        self, runner: Runner, config: RunnerConfig, sampling: SamplingState, *, rope_rows: RopeRows = ONE_ROW
     ) -> None:
-        """rope_original_len: prompts longer than this use the long rope variant; 0: there is one variant."""
+        """rope_rows: which row of the rope tables a prompt uses."""
         self.runner = runner
         self.config = config
         self._sampling = sampling
-        self._rope_original_len = rope_original_len
+        self._rope_choice = rope_rows
         slots, length = config.max_num_seqs, config.max_model_len + 1
         blocks = -(-length // config.block_size) + 1
         self._token_ids = np.full((slots, length), UNKNOWN, np.int32)
@@ -85,7 +86,7 @@ class ModelRunner:
         self._num_computed[slot] = new.num_computed_tokens
         self._epochs[slot] = new.epoch
         self._num_prompt_tokens[slot] = new.num_prompt_tokens
-        self._rope_rows[slot] = 0 < self._rope_original_len < new.num_prompt_tokens
+        self._rope_rows[slot] = self._rope_choice.row(new.num_prompt_tokens)
         for counts in self._num_blocks:
             counts[slot] = 0
         wanted = new.sampling_params.prompt_logprobs
@@ -142,7 +143,7 @@ class ModelRunner:
             logits_indices=logits_indices,
             token_slots=token_slots.astype(np.int32) if (input_ids == UNKNOWN).any() else None,
             token_types=self._token_types[token_slots, positions] if self._token_types is not None else None,
-            rope_rows=self._rope_rows[token_slots] if self._rope_original_len else None,
+            rope_rows=self._rope_rows[token_slots] if self._rope_choice.num_rows > 1 else None,
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
         )
@@ -357,7 +358,7 @@ def build_model_runner(
     *,
     grammars: GrammarCache | None = None,
     end_token_ids: Sequence[int] = (),
-    rope_original_len: int = 0,
+    rope_rows: RopeRows = ONE_ROW,
 ) -> ModelRunner:
     """A ModelRunner with its sampling state. end_token_ids: tokens with which structured output ends."""
     sampling = SamplingState(
@@ -367,7 +368,7 @@ def build_model_runner(
         grammars=grammars,
         end_token_ids=end_token_ids,
     )
-    return ModelRunner(runner, config, sampling, rope_original_len=rope_original_len)
+    return ModelRunner(runner, config, sampling, rope_rows=rope_rows)
 
 
 def _token_logprobs(arrays: LogprobArrays, row: int, token: int, wanted: int, position: int) -> TokenLogprobs:

@@ -12,6 +12,7 @@ from ..clock import Clock
 from ..config import SchedulerConfig
 from ..errors import RequestError
 from ..kv.block_manager import BlockManager, KVUsage
+from ..models.rope import ONE_ROW, RopeRows
 from ..stages import Delta, EngineRequest, FinishReason, NewRequest, Plan, Row, StepResult
 from .construct import fast_init
 from .limits import Limit, MaxNumSeqs, Quarantine
@@ -45,12 +46,12 @@ class Scheduler:
         num_draft_tokens: int = 0,
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
-        rope_original_len: int = 0,
+        rope_rows: RopeRows = ONE_ROW,
         limits: Sequence[Limit] = (),
     ) -> None:
         """depth: steps that may be in flight when another is scheduled. num_draft_tokens: drafts that a device
-        brings for each decoding row. rope_original_len: longer prompts use another row of the rope table, so
-        that their KV is not that of shorter ones; 0: there is one row. limits: besides max_num_seqs.
+        brings for each decoding row. rope_rows: prompts that use different rows of the rope tables share no KV.
+        limits: besides max_num_seqs.
         """
         self.block_manager = block_manager
         self.num_preemptions = 0
@@ -61,7 +62,7 @@ class Scheduler:
         self._num_draft_tokens = num_draft_tokens
         self._max_model_len = max_model_len
         self._eos_token_ids = tuple(eos_token_ids)
-        self._rope_original_len = rope_original_len
+        self._rope_rows = rope_rows
         self._limits: tuple[Limit, ...] = (MaxNumSeqs(config.max_num_seqs), Quarantine(), *limits)
         self._place = find_policy(config)
         self._requests: dict[str, Request] = {}
@@ -89,13 +90,13 @@ class Scheduler:
                 code="context_length_exceeded",
                 remedies=("a shorter prompt", "a larger --max-model-len"),
             )
-        has_long_rope = 0 < self._rope_original_len < num_tokens
+        rope_row = self._rope_rows.row(num_tokens)
         request = Request(
             source,
             arrival=self._num_arrived,
             seed=self._config.seed,
             blocks=self.block_manager.new_request(
-                cache_salt=source.cache_salt, extras=(b"long_rope",) if has_long_rope else ()
+                cache_salt=source.cache_salt, extras=(b"rope row %d" % rope_row,) if rope_row else ()
             ),
             max_model_len=self._max_model_len,
             eos_token_ids=self._eos_token_ids,

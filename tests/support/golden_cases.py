@@ -17,6 +17,7 @@ LONGROPE = {
     "partial_rotary_factor": 0.75,
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 GEMMA: Mapping[str, Any] = {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20}
 LATENT = {"num_key_value_heads": 4}
 
@@ -29,6 +30,9 @@ FIRST = (
     Case("llama_linear", "llama", {"rope_parameters": LINEAR}),
     Case("llama_llama3", "llama", {"rope_parameters": LLAMA3}, lengths=(50, 9)),
     Case("llama_yarn", "llama", {"rope_parameters": YARN}),
+    Case(
+        "llama_dynamic", "llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}, lengths=(9, 32, 33, 50)
+    ),
     Case("mistral", "mistral", {"sliding_window": None}),
     Case("mistral_window", "mistral", {"sliding_window": 6, "head_dim": 24}),
     Case("qwen2", "qwen2", {}),

@@ -14,7 +14,7 @@ from headrace.core.models.config import read_config
 from headrace.core.models.declare import declare_params
 from headrace.core.models.decoder import compute_logits, decoder
 from headrace.core.models.registry import find_family, read_spec
-from headrace.core.models.rope import rope_variants
+from headrace.core.models.rope import RopeRows, rope_rows
 from headrace.core.models.spec import ModelSpec
 from headrace.core.ops import OpTable
 from headrace.core.stages import Array, ForwardBatch, KVCaches
@@ -77,7 +77,7 @@ class PagedModel:
         done, out = [0] * len(sequences), [list[torch.Tensor]() for _ in sequences]
         while any(n < len(ids) for n, ids in zip(done, sequences, strict=True)):
             ends = [min(len(ids), n + (chunk or len(ids))) for n, ids in zip(done, sequences, strict=True)]
-            batch = cache.batch(sequences, done, ends, rope_variants(self.spec))
+            batch = cache.batch(sequences, done, ends, rope_rows(self.spec))
             with torch.inference_mode():
                 hidden_states, cache.kv = decoder(OPS, self.spec, self.params, cache.kv, batch)
                 logits = compute_logits(OPS, self.spec, self.params, OPS.gather(hidden_states, batch.logits_indices))
@@ -132,7 +132,7 @@ class PagedCache:
         return table
 
     def batch(
-        self, sequences: Sequence[Sequence[int]], starts: Sequence[int], ends: Sequence[int], original_len: int
+        self, sequences: Sequence[Sequence[int]], starts: Sequence[int], ends: Sequence[int], rope: RopeRows
     ) -> ForwardBatch:
         """The step that computes tokens [start, end) of each sequence."""
         spans = list(zip(starts, ends, strict=True))
@@ -147,7 +147,7 @@ class PagedCache:
                     gone = max(0, start - group.window + 1) // self.block_size
                     table[r, :gone] = self.random.integers(0, self.num_blocks, gone)
             tables.append(table)
-        is_long = np.array([original_len > 0 and len(ids) > original_len for ids in sequences])
+        rope_row = np.array([rope.row(len(ids)) for ids in sequences])
         return ForwardBatch(
             input_ids=on_device([sequences[r][p] for r, p in zip(rows, positions, strict=True)]),
             positions=on_device(positions),
@@ -156,7 +156,7 @@ class PagedCache:
             block_tables=[on_device(table) for table in tables],
             slot_mappings=[on_device(slot) for slot in slots],
             logits_indices=on_device(np.arange(len(rows))),
-            rope_rows=on_device(is_long[rows]),
+            rope_rows=on_device(rope_row[rows]),
         )
 
 

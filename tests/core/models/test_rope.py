@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.models.config import HFConfig
 from headrace.core.models.registry import read_spec
-from headrace.core.models.rope import num_rope_variants, rope_tables, rope_variants
+from headrace.core.models.rope import num_rope_variants, rope_rows, rope_tables
 from headrace.core.models.spec import ModelSpec
 
 BASE: dict[str, Any] = {
@@ -17,6 +17,7 @@ BASE: dict[str, Any] = {
 FACTORS = [1.0 + 0.05 * i for i in range(48)], [1.0 + 0.9 * i for i in range(48)]
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
     "llama3": {
         "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192, "rope_theta": 500000.0,
@@ -49,10 +50,15 @@ def test_tables_equal_those_of_transformers(name: str) -> None:
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    theirs = AutoConfig.for_model("llama", **BASE, rope_parameters=dict(ROPES[name]))
+    changes = {"max_position_embeddings": 64} if name == "dynamic" else {}
+    theirs = AutoConfig.for_model("llama", **{**BASE, **changes}, rope_parameters=dict(ROPES[name]))
     compute: Any = ROPE_INIT_FUNCTIONS[ROPES[name]["rope_type"]]
-    inv_freq, attention_factor = tables(spec_of(ROPES[name]))
-    lengths = (1, 4097) if name.startswith("longrope") else (None,)
+    inv_freq, attention_factor = tables(spec_of(ROPES[name], **changes))
+    lengths: list[int | None] = [None]
+    if name.startswith("longrope"):
+        lengths = [1, 4097]
+    elif name == "dynamic":
+        lengths = list(range(64, 129))
     assert inv_freq.dtype == attention_factor.dtype == np.float32
     assert len(inv_freq) == len(attention_factor) == len(lengths)
     for row, length in enumerate(lengths):
@@ -67,15 +73,20 @@ def test_plain_rope_is_theta_to_the_minus_2i_over_d() -> None:
     assert inv_freq.shape == (1, 64) and attention_factor.tolist() == [1.0]
 
 
-def test_variants_are_longrope_with_two_different_lists() -> None:
-    assert rope_variants(spec_of(ROPES["longrope"])) == 4096
-    assert rope_variants(spec_of(ROPES["yarn"])) == 0
+def test_a_prompt_longer_than_training_takes_another_row() -> None:
+    def row(spec: ModelSpec, *lengths: int) -> list[int]:
+        return [rope_rows(spec).row(length) for length in lengths]
+
+    assert row(spec_of(ROPES["longrope"]), 1, 4096, 4097, 131072) == [0, 0, 1, 1]
+    assert row(spec_of(ROPES["yarn"]), 1, 131072) == [0, 0]
     same = spec_of({**ROPES["longrope"], "long_factor": FACTORS[0]})
-    assert rope_variants(same) == 0 and tables(same)[0].shape == (1, 48)
+    assert row(same, 1, 131072) == [0, 0] and tables(same)[0].shape == (1, 48)
+    dynamic = spec_of(ROPES["dynamic"], max_position_embeddings=64)
+    assert dynamic.max_position_embeddings == 128 and row(dynamic, 1, 64, 65, 128, 129) == [0, 0, 1, 64, 64]
 
 
-def spec_of(rope: dict[str, Any]) -> ModelSpec:
-    return read_spec(HFConfig({"model_type": "llama", **BASE, "rope_parameters": rope}))
+def spec_of(rope: dict[str, Any], **changes: Any) -> ModelSpec:
+    return read_spec(HFConfig({"model_type": "llama", **BASE, "rope_parameters": rope, **changes}))
 
 
 def tables(spec: ModelSpec) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from headrace.core.errors import ModelError
 from headrace.core.models.config import HFConfig
 from headrace.core.models.declare import declare_params
 from headrace.core.models.registry import family_names, read_spec
-from headrace.core.models.rope import rope_variants
+from headrace.core.models.rope import ONE_ROW, RopeRows, rope_rows
 from headrace.core.models.spec import ModelSpec, RopeSpec
 from published_decoders import PUBLISHED_DECODERS as decoders
 from published_encoders import PUBLISHED_ENCODERS as encoders
@@ -131,8 +131,8 @@ def test_gemma_layers() -> None:
 def test_phi_4_mini_turns_three_quarters_of_a_head() -> None:
     spec = read_spec(HFConfig(PHI_4_MINI))
     assert (spec.layers[0].attn.head_dim, rope_of(spec).rotary_dim) == (128, 96)
-    assert rope_variants(spec) == 4096
-    assert rope_variants(read_spec(HFConfig(PHI_3_MINI_4K))) == 0
+    assert rope_rows(spec) == RopeRows(original_len=4096, num_rows=2)
+    assert rope_rows(read_spec(HFConfig(PHI_3_MINI_4K))) == ONE_ROW
 
 
 def test_early_phi_3_calls_longrope_su() -> None:
@@ -158,7 +158,7 @@ def test_gpt2_xl() -> None:
         (LLAMA_3_1_8B, {"hidden_act": "silo"}, "activation 'silo'; did you mean silu"),
         (LLAMA_3_1_8B, {"rms_norm_eps": float("nan")}, "rms_norm_eps in config.json must be a finite number"),
         (LLAMA_3_1_8B, {"attention_bias": "no"}, "attention_bias in config.json must be true or false"),
-        (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "type 'dynamic'; known are"),
+        (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "stretchy", "factor": 2.0}}, "type 'stretchy'; known are"),
         (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "llama3"}}, "rope parameters of config.json lacks .* 'factor'"),
         (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor .* must be above 0"),
         (LLAMA_3_1_8B, {"rope_scaling": 3}, "rope_scaling in config.json must be an object"),

@@ -10,6 +10,7 @@ from headrace.core.config import SchedulerConfig
 from headrace.core.errors import RequestError
 from headrace.core.kv.block_manager import BlockManager
 from headrace.core.kv.groups import KVGroup
+from headrace.core.models.rope import RopeRows
 from headrace.core.sampling.params import SamplingParams
 from headrace.core.scheduler.request import Request
 from headrace.core.scheduler.scheduler import Scheduler
@@ -142,7 +143,7 @@ def test_requests_that_arrive_together_share_their_prefix_in_one_step() -> None:
 
 
 def test_a_prompt_with_another_rope_row_shares_nothing() -> None:
-    bench, prompt = Bench(rope_original_len=20), list(range(1, 18))
+    bench, prompt = Bench(rope_rows=RopeRows(original_len=20, num_rows=2)), list(range(1, 18))
     bench.add("short", prompt)
     bench.add("long", [*prompt, 1, 2, 3, 4])
     bench.add("longer", [*prompt, 5, 6, 7, 8])
