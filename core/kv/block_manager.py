@@ -3,9 +3,9 @@
 How a runner builds its tables: with a NewRequest all tables of its slot become empty, then each row appends
 `new_blocks[group]` to the slot's table of that group. So the index of the first appended entry is the number of
 entries told before, and entry i always stands for positions [i * block_size, (i + 1) * block_size). The first
-row after admission tells the blocks of the prefix hit as well. Entries that a sliding group does not need are
-told as the null block 0. Blocks that left the window later are handed on without a word: the runner keeps their
-stale ids, and the device never reads before the window.
+row after admission tells the blocks of the prefix hit as well. Entries that a group does not need are told as
+the null block 0. Blocks that are needed no more are handed on without a word: the runner keeps their stale ids,
+and the device does not read them.
 """
 
 import sys
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from .block_pool import NULL_BLOCK, BlockPool
 from .groups import KVGroup
 from .hashing import HashChain, start_chain
+from .policies import make_policy
 
 
 class RequestBlocks:
@@ -82,22 +83,18 @@ class BlockManager:
         assert len(groups) == len(num_blocks), (groups, num_blocks)
         self.block_size = block_size
         self.groups = tuple(groups)
-        self.pools = tuple(BlockPool(n) for n in num_blocks)
+        self.policies = tuple(
+            make_policy(group, count, block_size) for group, count in zip(groups, num_blocks, strict=True)
+        )
+        self.pools = tuple(policy.pool for policy in self.policies)
         self.nothing_new: tuple[Sequence[int], ...] = ((),) * len(self.groups)
         """new_blocks of a row whose tables did not grow"""
-        self.max_chunk = sys.maxsize
+        self.max_chunk = min((n for p in self.policies if (n := p.max_chunk()) is not None), default=sys.maxsize)
         """tokens that one request, alone, can always compute in one step"""
-        self.max_tokens_alone = sys.maxsize
-        """tokens that one request, alone, can keep; sliding groups do not bound it"""
-        self._windows = tuple(group.window if group.kind == "sliding" else 0 for group in groups)
-        self._sliding = tuple(index for index, window in enumerate(self._windows) if window)
-        for pool, window in zip(self.pools, self._windows, strict=True):
-            if not window:
-                self.max_tokens_alone = min(self.max_tokens_alone, (pool.num_blocks - 1) * block_size)
-        for index in self._sliding:
-            chunk = (num_blocks[index] - 2) * block_size - self._windows[index] + 1
-            assert chunk >= 1, f"{num_blocks[index]} blocks do not hold a window of {self._windows[index]} tokens"
-            self.max_chunk = min(self.max_chunk, chunk)
+        self.max_tokens_alone = min(
+            (n for p in self.policies if (n := p.max_tokens()) is not None), default=sys.maxsize
+        )
+        """tokens that one request, alone, can keep"""
         self._prefix_caching = prefix_caching and bool(groups)
         self._hash_seed = hash_seed
         self._published: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
@@ -114,8 +111,7 @@ class BlockManager:
     def find_hit(self, blocks: RequestBlocks, token_ids: Sequence[int]) -> int:
         """Tokens at the start whose KV is cached in all groups: whole blocks, and at most len(token_ids) - 1.
 
-        Each group in turn may shorten the hit; what is left when none does is the answer. A full group needs
-        all blocks of it, a sliding one only those that the first token after it sees.
+        Each group in turn may shorten the hit; what is left when none does is the answer.
         """
         if blocks.chain is None:
             return 0
@@ -123,38 +119,38 @@ class BlockManager:
         length = (len(token_ids) - 1) // self.block_size
         while True:
             before = length
-            for pool, window in zip(self.pools, self._windows, strict=True):
-                length = self._cached_run(pool, window, blocks.hashes, length)
+            for policy in self.policies:
+                length = policy.cached_run(policy.pool.find, blocks.hashes, length)
             if length == before or len(self.pools) == 1:
                 return length * self.block_size
 
     def admit(self, blocks: RequestBlocks, *, hit: int, end: int, num_tokens: int, spare: int) -> bool:
         """Give a request without blocks the `hit` tokens that `find_hit` found and room for positions [hit, end).
 
-        A full group must have room for all `num_tokens` besides `spare` blocks: it is better to wait than to be
+        A group may ask for room for all `num_tokens` besides `spare` blocks: it is better to wait than to be
         preempted in the middle of a prompt. False, with nothing changed, if a pool lacks blocks.
         """
         assert blocks.num_blocks == 0, "admitted twice"
         num_hit = hit // self.block_size
-        num_new = -(-end // self.block_size) - num_hit
+        last = -(-end // self.block_size)
         hits: list[list[int]] = []
-        for pool, window in zip(self.pools, self._windows, strict=True):
-            first = self._first_seen(window, num_hit) if window else 0
+        for policy in self.policies:
+            pool, first = policy.pool, policy.first_hit(num_hit)
             found = [pool.find(block_hash) for block_hash in blocks.hashes[first:num_hit]]
             table = [NULL_BLOCK] * first + [block_id for block_id in found if block_id is not None]
             assert len(table) == num_hit, "find_hit comes first"
-            needed = num_new if window else -(-num_tokens // self.block_size) - num_hit + spare
-            if max(needed, num_new) > pool.num_free - pool.num_free_among(table):
+            reserved = policy.num_reserved(last - num_hit, -(-num_tokens // self.block_size) - num_hit, spare)
+            needed = max(reserved, policy.num_needed(num_hit, last, end))
+            if needed > pool.num_free - pool.num_free_among(table):
                 return False
             hits.append(table)
-        for index, (pool, table) in enumerate(zip(self.pools, hits, strict=True)):
-            pool.share(table)
-            table.extend(pool.take(num_new))
+        for index, (policy, table) in enumerate(zip(self.policies, hits, strict=True)):
+            policy.pool.share(table)
+            policy.extend(table, last, end)
             blocks.tables[index] = table
-            window = self._windows[index]
-            blocks.first_kept[index] = self._first_seen(window, num_hit) if window else 0
+            blocks.first_kept[index] = policy.first_hit(num_hit)
         self._set_return_at(blocks)
-        blocks.num_blocks = num_hit + num_new
+        blocks.num_blocks = last
         blocks.num_told = 0
         if blocks.chain is not None:
             blocks.num_published = num_hit
@@ -167,18 +163,21 @@ class BlockManager:
         start: no position before it will be computed any more; what it does not see is given back.
         """
         if start >= blocks.return_at:
-            for index in self._sliding:
-                self._return_unseen(blocks, index, start)
+            for index, policy in enumerate(self.policies):
+                first, kept = policy.first_kept(start), blocks.first_kept[index]
+                if first > kept:
+                    policy.give_back(blocks.tables[index], kept, first)
+                    blocks.first_kept[index] = first
             self._set_return_at(blocks)
-        missing = -(-end // self.block_size) - blocks.num_blocks
-        if missing <= 0:
+        first, last = blocks.num_blocks, -(-end // self.block_size)
+        if last <= first:
             return True
-        for pool in self.pools:
-            if pool.num_free < missing:
+        for policy in self.policies:
+            if policy.pool.num_free < policy.num_needed(first, last, end):
                 return False
-        for table, pool in zip(blocks.tables, self.pools, strict=True):
-            table.extend(pool.take(missing))
-        blocks.num_blocks += missing
+        for table, policy in zip(blocks.tables, self.policies, strict=True):
+            policy.extend(table, last, end)
+        blocks.num_blocks = last
         return True
 
     def tell(self, blocks: RequestBlocks) -> tuple[Sequence[int], ...]:
@@ -237,13 +236,10 @@ class BlockManager:
         """What requests, given with their num_computed_tokens, hold and use. A shared block counts once."""
         used: list[dict[int, int]] = [{} for _ in self.pools]
         for blocks, num_computed in live:
-            for index, window in enumerate(self._windows):
-                seen_from = max(0, num_computed - window + 1) if window else 0
-                for i, block_id in enumerate(blocks.tables[index]):
+            for policy, table, counts in zip(self.policies, blocks.tables, used, strict=True):
+                for i, block_id in enumerate(table):
                     if block_id != NULL_BLOCK:
-                        start, end = i * self.block_size, min((i + 1) * self.block_size, num_computed)
-                        count = max(0, end - max(start, seen_from))
-                        used[index][block_id] = max(count, used[index].get(block_id, 0))
+                        counts[block_id] = max(policy.num_used(i, num_computed), counts.get(block_id, 0))
         return KVUsage(
             slots_allocated=sum(map(len, used)) * self.block_size,
             slots_used=sum(sum(counts.values()) for counts in used),
@@ -256,44 +252,10 @@ class BlockManager:
         for blocks in live:
             assert all(len(table) == blocks.num_blocks for table in blocks.tables), "tables of unequal length"
             assert blocks.num_told <= blocks.num_blocks and blocks.num_published <= blocks.num_blocks
-            for index, first in enumerate(blocks.first_kept):
-                table = blocks.tables[index]
-                assert not any(table[:first]) and all(table[first:]), f"group {index}: a hole in {table}"
+            for policy, table, first in zip(self.policies, blocks.tables, blocks.first_kept, strict=True):
+                policy.check(table, first)
 
     # ---- private ----------------------------------------------------------------------------------------------
-    def _first_seen(self, window: int, num_blocks: int) -> int:
-        """Index of the first block that the token after `num_blocks` blocks sees through a window."""
-        return max(0, num_blocks * self.block_size - window + 1) // self.block_size
-
-    def _cached_run(self, pool: BlockPool, window: int, hashes: Sequence[bytes], length: int) -> int:
-        """The longest hit of at most `length` blocks in one group."""
-        find = pool.find
-        if not window:
-            for i in range(length):
-                if find(hashes[i]) is None:
-                    return i
-            return length
-        first = self._first_seen(window, length)
-        i = length - 1
-        while i >= first:
-            if find(hashes[i]) is None:
-                length = i
-                first = self._first_seen(window, length)
-            i -= 1
-        return length
-
-    def _return_unseen(self, blocks: RequestBlocks, index: int, start: int) -> None:
-        first = max(0, start - self._windows[index] + 1) // self.block_size
-        kept = blocks.first_kept[index]
-        if first <= kept:
-            return
-        table = blocks.tables[index]
-        self.pools[index].release(table[kept:first])
-        table[kept:first] = [NULL_BLOCK] * (first - kept)
-        blocks.first_kept[index] = first
-
     def _set_return_at(self, blocks: RequestBlocks) -> None:
-        for index in self._sliding:
-            leaves_at = (blocks.first_kept[index] + 1) * self.block_size + self._windows[index] - 1
-            if index == self._sliding[0] or leaves_at < blocks.return_at:
-                blocks.return_at = leaves_at
+        times = (policy.return_at(first) for policy, first in zip(self.policies, blocks.first_kept, strict=True))
+        blocks.return_at = min((time for time in times if time is not None), default=sys.maxsize)
