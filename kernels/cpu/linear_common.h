@@ -1,0 +1,293 @@
+// What the two paths of x @ weight.T + bias have in common: reading packed weights and rows of x, the end of a sum.
+//
+// Each output is the sum of four chains: chain c adds the words (columns, or pairs or quads of columns) c, c + 4,
+// c + 8, ... in ascending order, and the end is (0 + 1) + (2 + 3). Both paths (linear.cpp, linear_many.cpp) keep to
+// that, whatever the number of tokens and of threads, so a row of the result depends on its own row of x only, bit for
+// bit.
+#pragma once
+
+#include "simd.h"
+
+namespace headrace::HEADRACE_TIER {
+namespace {
+
+constexpr int kVecs = kPanel / kLanes;  // vectors that hold a number for each row of a panel
+constexpr int kChains = 4;
+constexpr int64_t kPrefetch = 4096;  // bytes ahead in the stream of weights
+
+// ---- readers: a packed panel as words, four (one for each chain) at a time --------------------------------------
+// Each has: Word (V or I), Acc, kColumns (columns in a word), kIsCheap (reading costs less than a tile's detour),
+// next(Word[kChains][kVecs]), mac(acc, w, x word).
+
+struct FloatProducts {
+    using Word = V;
+    using Acc = V;
+    static constexpr int kColumns = 1;
+    static constexpr bool kIsCheap = true;
+    static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return fma(w, splat(bits_as<float>(x)), acc); }
+};
+
+struct ReadF32 : FloatProducts {
+    const char *data;
+    ReadF32(const Weight &, const char *panel) : data(panel) {}
+    INLINE void next(V (&w)[kChains][kVecs]) {
+        for (int c = 0; c < kChains; ++c) {
+            __builtin_prefetch(data + c * 64 + kPrefetch);
+            for (int v = 0; v < kVecs; ++v) w[c][v] = load<V>(data + (c * kPanel + v * kLanes) * 4);
+        }
+        data += kChains * kPanel * 4;
+    }
+};
+
+struct ReadF16 : FloatProducts {
+    const char *data;
+    ReadF16(const Weight &, const char *panel) : data(panel) {}
+    INLINE void next(V (&w)[kChains][kVecs]) {
+        for (int c = 0; c < kChains; c += 2) __builtin_prefetch(data + c * 32 + kPrefetch);
+        for (int c = 0; c < kChains; ++c)
+            for (int v = 0; v < kVecs; ++v)
+                w[c][v] = load_as_float(reinterpret_cast<const f16 *>(data) + c * kPanel + v * kLanes);
+        data += kChains * kPanel * 2;
+    }
+};
+
+struct ReadBF16 : FloatProducts {
+    const char *data;
+    ReadBF16(const Weight &, const char *panel) : data(panel) {}
+    INLINE void next(V (&w)[kChains][kVecs]) {
+        const I high = splat_word(0xFFFF0000);
+        for (int pair = 0; pair < kChains / 2; ++pair) {
+            __builtin_prefetch(data + pair * 64 + kPrefetch);
+            for (int v = 0; v < kVecs; ++v) {
+                const I both = load<I>(data + (pair * kPanel + v * kLanes) * 4);
+                w[2 * pair][v] = bits_as<V>(both << 16);
+                w[2 * pair + 1][v] = bits_as<V>(both & high);
+            }
+        }
+        data += kChains / 2 * kPanel * 4;
+    }
+};
+
+// Groups of 32 columns of blocks with scales of 16 bits, or of w4.
+template <Format format>
+struct ReadBlocks : FloatProducts {
+    static constexpr bool kIsCheap = false;
+    static constexpr bool kIsW4 = format == Format::w4;
+    static constexpr bool kHasOffset = kIsW4 || format == Format::q4_1;
+    const char *data;     // quads of the current 32 columns
+    const char *head;     // next head
+    int64_t group_quads;  // quads of columns that share a head
+    int64_t quad = 0;     // since the head
+    V scale[kVecs], offset[kVecs];
+
+    ReadBlocks(const Weight &weight, const char *panel)
+        : data(panel), head(panel), group_quads(kIsW4 ? weight.group / 4 : 8) {}
+
+    INLINE void next(V (&w)[kChains][kVecs]) {
+        if (quad == 0) read_head();
+        const int64_t u = quad % 8;
+        __builtin_prefetch(data + u * 64 + kPrefetch);
+        for (int v = 0; v < kVecs; ++v) {
+            I word;
+            if constexpr (format == Format::q8_0)
+                word = load<I>(data + (u * kPanel + v * kLanes) * 4);
+            else
+                word = load<I>(data + (u % 4 * kPanel + v * kLanes) * 4) >> static_cast<int>(u / 4 * 4);
+            for (int c = 0; c < kChains; ++c) {
+                if constexpr (format == Format::q8_0)
+                    w[c][v] = to_float((word << (24 - 8 * c)) >> 24) * scale[v];
+                else if constexpr (format == Format::q4_0)
+                    w[c][v] = to_float(((word >> (8 * c)) & 15) - 8) * scale[v];
+                else
+                    w[c][v] = to_float((word >> (8 * c)) & 15) * scale[v] + offset[v];
+            }
+        }
+        ++quad;
+        if (quad % 8 == 0) data += format == Format::q8_0 ? 512 : 256;
+        if (quad == group_quads) {
+            quad = 0;
+            head = data;
+        }
+    }
+
+    INLINE void read_head() {
+        for (int v = 0; v < kVecs; ++v) {
+            if constexpr (kIsW4) {
+                scale[v] = load<V>(head + v * kLanes * 4);
+                offset[v] = load<V>(head + (kPanel + v * kLanes) * 4);
+            } else {
+                scale[v] = load_as_float(reinterpret_cast<const f16 *>(head) + v * kLanes);
+                if constexpr (kHasOffset)
+                    offset[v] = load_as_float(reinterpret_cast<const f16 *>(head) + kPanel + v * kLanes);
+            }
+        }
+        data = head + kPanel * (kIsW4 ? 8 : kHasOffset ? 4 : 2);
+    }
+};
+
+#ifdef HEADRACE_HAS_DOT
+struct ReadDotBF16 {
+    using Word = I;
+    using Acc = V;
+    static constexpr int kColumns = 2;
+    static constexpr bool kIsCheap = true;
+    const char *data;
+    ReadDotBF16(const Weight &, const char *panel) : data(panel) {}
+    static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_bf16(acc, w, splat_word(x)); }
+    INLINE void next(I (&w)[kChains][kVecs]) {
+        for (int c = 0; c < kChains; ++c) {
+            __builtin_prefetch(data + c * 64 + kPrefetch);
+            for (int v = 0; v < kVecs; ++v) w[c][v] = load<I>(data + (c * kPanel + v * kLanes) * 4);
+        }
+        data += kChains * kPanel * 4;
+    }
+};
+
+struct ReadInt8 {
+    using Word = I;
+    using Acc = I;
+    static constexpr int kColumns = 4;
+    static constexpr bool kIsCheap = true;
+    const char *data;
+    ReadInt8(const Weight &, const char *panel) : data(panel) {}
+    static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_u8_i8(acc, splat_word(x), w); }
+    INLINE void next(I (&w)[kChains][kVecs]) {
+        for (int c = 0; c < kChains; ++c) {
+            __builtin_prefetch(data + c * 64 + kPrefetch);
+            for (int v = 0; v < kVecs; ++v) w[c][v] = load<I>(data + (c * kPanel + v * kLanes) * 4);
+        }
+        data += kChains * kPanel * 4;
+    }
+};
+#else
+struct ReadInt8 {
+    using Word = I;
+    using Acc = I;
+    static constexpr int kColumns = 2;
+    static constexpr bool kIsCheap = true;
+    const char *data;
+    ReadInt8(const Weight &, const char *panel) : data(panel) {}
+    static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_i16(acc, w, splat_word(x)); }
+    INLINE void next(I (&w)[kChains][kVecs]) {
+        for (int half = 0; half < 2; ++half) {
+            __builtin_prefetch(data + half * 64 + kPrefetch);
+            for (int v = 0; v < kVecs; ++v) {
+                const S bytes = load<S>(data + (half * kPanel + v * kLanes) * 4);
+                w[2 * half][v] = bits_as<I>((bytes << 8) >> 8);
+                w[2 * half + 1][v] = bits_as<I>(bytes >> 8);
+            }
+        }
+        data += 2 * kPanel * 4;
+    }
+};
+#endif
+
+// ---- rows of x as words ------------------------------------------------------------------------------------------
+// Word j of the row goes to words[at(j)]; columns behind the end are zero.
+
+template <class Reader, class T, class At>
+INLINE void row_to_words(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale, At at) {
+    (void)scale;
+    if constexpr (Reader::kColumns == 1) {
+        for (int64_t j = 0; j < cols; ++j) words[at(j)] = bits_as<uint32_t>(to_float(x[j]));
+        for (int64_t j = cols; j < num_words; ++j) words[at(j)] = 0;
+    } else {  // pairs of bf16
+        for (int64_t j = 0; j < cols / 2; ++j) words[at(j)] = load<uint32_t>(x + 2 * j);
+        for (int64_t j = cols / 2; j < num_words; ++j)
+            words[at(j)] = 2 * j < cols ? load<uint16_t>(x + 2 * j) : 0;
+    }
+}
+
+// One row quantized to 255 levels: words of two int16, or of four uint8 with 128 added, in the order of the columns
+// in a packed word. The rounding is to nearest even, by the sum with 1.5 * 2^23.
+template <class T, class At>
+INLINE void row_to_int8(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale, At at) {
+    V top = {};
+    float high = 0;
+    int64_t k = 0;
+    for (; k + kLanes <= cols; k += kLanes) top = max(abs(load_as_float(x + k)), top);
+    if (k < cols) top = max(abs(load_tail(x + k, cols - k)), top);
+    high = highest(top);
+    *scale = high / 127;
+    const float inverse = high > 0 ? 127 / high : 0;
+    const auto level = [&](int64_t column) -> int32_t {
+        if (column >= cols) return 0;
+        const float shifted = to_float(x[column]) * inverse + 0x1.8p23f;
+        return static_cast<int32_t>(bits_as<uint32_t>(shifted) & 0xFFFF) << 16 >> 16;
+    };
+    for (int64_t j = 0; j < num_words; ++j) {
+        uint32_t word = 0;
+        if constexpr (ReadInt8::kColumns == 2) {
+            word = (static_cast<uint32_t>(level(2 * j)) & 0xFFFF) | static_cast<uint32_t>(level(2 * j + 1)) << 16;
+        } else {
+            const int order[4] = {0, 2, 1, 3};
+            for (int b = 0; b < 4; ++b)
+                word |= (static_cast<uint32_t>(level(4 * j + order[b]) + 128) & 255) << (8 * b);
+        }
+        words[at(j)] = word;
+    }
+}
+
+template <class Reader, class T, class At>
+INLINE void read_x(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale, At at) {
+    if constexpr (__is_same(typename Reader::Acc, I))
+        row_to_int8(x, cols, num_words, words, scale, at);
+    else
+        row_to_words<Reader>(x, cols, num_words, words, scale, at);
+}
+
+// ---- the end of a sum --------------------------------------------------------------------------------------------
+
+INLINE V finish(const Weight &, V total, int64_t, float) { return total; }
+INLINE V finish(const Weight &weight, I total, int64_t row, float x_scale) {
+#ifdef HEADRACE_HAS_DOT
+    total = total - load<I>(weight.sums + row) * 128;
+#endif
+    return to_float(total) * (load<V>(weight.scales + row) * splat(x_scale));
+}
+
+// Store kLanes results of one token from output `row` on.
+template <class T>
+INLINE void put(const LinearArgs &args, int64_t token, int64_t row, V value) {
+    const int64_t rows = args.weight.rows, left = rows - row;
+    if (left <= 0) return;
+    T *out = static_cast<T *>(args.out) + token * rows + row;
+    if (left >= kLanes) {
+        if (args.bias) value = value + load<V>(args.bias + row);
+        store_from_float(out, value);
+    } else {
+        if (args.bias) value = value + load_tail(args.bias + row, left);
+        store_tail(out, value, left);
+    }
+}
+
+// Call Path::run<Reader, T>(args, context) for the format of the weight and the dtype of x.
+template <class Path, class T>
+void run_format(const LinearArgs &args, const Context &context) {
+    switch (args.weight.format) {
+        case Format::f32: return Path::template run<ReadF32, T>(args, context);
+        case Format::bf16:
+#ifdef HEADRACE_HAS_DOT
+            if constexpr (__is_same(T, bf16)) return Path::template run<ReadDotBF16, T>(args, context);
+#endif
+            return Path::template run<ReadBF16, T>(args, context);
+        case Format::f16: return Path::template run<ReadF16, T>(args, context);
+        case Format::i8: return Path::template run<ReadInt8, T>(args, context);
+        case Format::q8_0: return Path::template run<ReadBlocks<Format::q8_0>, T>(args, context);
+        case Format::q4_0: return Path::template run<ReadBlocks<Format::q4_0>, T>(args, context);
+        case Format::q4_1: return Path::template run<ReadBlocks<Format::q4_1>, T>(args, context);
+        case Format::w4: return Path::template run<ReadBlocks<Format::w4>, T>(args, context);
+    }
+}
+
+template <class Path>
+void run_path(const LinearArgs &args, const Context &context) {
+    switch (args.dtype) {
+        case Dtype::f32: return run_format<Path, float>(args, context);
+        case Dtype::bf16: return run_format<Path, bf16>(args, context);
+        case Dtype::f16: return run_format<Path, f16>(args, context);
+    }
+}
+
+}  // namespace
+}  // namespace headrace::HEADRACE_TIER
