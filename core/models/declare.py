@@ -69,7 +69,13 @@ def _decoder(spec: ModelSpec) -> Iterator[Param]:
     if spec.embed_size:
         yield from _linear("project_out", embed_size, hidden, "replicated", False)
     if not spec.tie_word_embeddings:
-        yield Param(name="lm_head.weight", shape=(spec.vocab_size, embed_size), kind="linear", shard="vocab")
+        yield Param(
+            name="lm_head.weight",
+            shape=(spec.vocab_size, embed_size),
+            kind="linear",
+            shard="vocab",
+            unit_rows=spec.lm_head_unit_rows,
+        )
     if spec.lm_head_bias:
         yield Param(name="lm_head.bias", shape=(spec.vocab_size,), kind="vector", shard="vocab")
 

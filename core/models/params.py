@@ -45,6 +45,8 @@ class Param:
     quantizable: bool = False
     plus_one: bool = False
     """add one to the stored values"""
+    unit_rows: bool = False
+    """divide each stored row by its length"""
     compute: Callable[[], npt.NDArray[np.float32]] | None = None
 
     @property

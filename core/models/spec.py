@@ -244,6 +244,8 @@ class ModelSpec:
     """normalise the last layer's output"""
     tie_word_embeddings: bool = False
     lm_head_bias: bool = False
+    lm_head_unit_rows: bool = False
+    """each row of the head is divided by its length when it is loaded"""
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     dtype: str = "float32"

@@ -81,6 +81,8 @@ class CheckpointParams:
             tensor = _rearrange(self._source.read(piece.info.name), piece.stored, item.param)
             if item.param.plus_one and not self._adds_one:
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor) + np.float32(1.0))
+            if item.param.unit_rows:
+                tensor = _with_unit_rows(tensor)
             tensors.append(tensor)
         return tuple(tensors)
 
@@ -91,6 +93,14 @@ def compute_constant(param: Param) -> HostTensor:
     data = np.ascontiguousarray(param.compute(), dtype=np.float32)
     assert data.shape == param.shape, f"constant {param.name} computes {data.shape}, declares {param.shape}"
     return HostTensor(name=param.name, dtype="float32", shape=param.shape, data=data)
+
+
+def _with_unit_rows(tensor: HostTensor) -> HostTensor:
+    """The tensor with rows of length 1, in its own dtype where numpy has it."""
+    rows = to_float32(tensor)
+    rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), np.float32(1e-7))
+    dtype = "float16" if tensor.dtype == "float16" else "float32"
+    return replace(tensor, dtype=dtype, data=rows.astype(dtype))
 
 
 def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paged_model import Case
+from respelled import baichuan, chatglm, internlm2
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -156,6 +157,31 @@ CASES = (
     Case("minicpm3", "minicpm3", {**LATENT, "tie_word_embeddings": False}),
     Case("glm4_moe_lite", "glm4_moe_lite", LATENT),
     Case("youtu", "youtu", {**LATENT, "tie_word_embeddings": False}),
+    Case(
+        "internlm2",
+        "internlm2",
+        {"rope_parameters": DYNAMIC, "max_position_embeddings": 32},
+        lengths=(9, 50),
+        twin="llama",
+        respell=internlm2,
+    ),
+    Case(
+        "baichuan",
+        "baichuan",
+        {"num_key_value_heads": 4, "hidden_size": 4096, "head_dim": 1024, "num_hidden_layers": 1},
+        twin="llama",
+        respell=baichuan,
+    ),
+    Case(
+        "chatglm",
+        "chatglm",
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_theta": 5e5, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+        twin="glm",
+        respell=chatglm,
+    ),
 )
 FLAGS = (
     Case("cwm_full", "cwm", {"layer_types": ["full_attention"] * 4, "head_dim": 16}),

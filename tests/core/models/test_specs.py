@@ -12,6 +12,7 @@ from headrace.core.models.registry import family_names, read_spec
 from headrace.core.models.rope import ONE_ROW, RopeRows, rope_rows
 from headrace.core.models.spec import ModelSpec, RopeSpec
 from published_decoders import PUBLISHED_DECODERS as decoders
+from published_decoders import RESPELLED
 from published_encoders import PUBLISHED_ENCODERS as encoders
 from published_foundation import (
     GEMMA_2_2B,
@@ -38,7 +39,10 @@ from published_foundation import SHORT as _SHORT
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {**foundation, **encoders, **decoders}
 
 
-@pytest.mark.parametrize("name", [name for name in PUBLISHED if not name.startswith("_")])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in PUBLISHED if not name.startswith("_") and PUBLISHED[name]["model_type"] not in RESPELLED],
+)
 def test_a_published_config_means_what_transformers_reads(name: str) -> None:
     from transformers import AutoConfig
 
@@ -61,7 +65,7 @@ SIZES_WITHOUT_A_DEFAULT_THAT_FITS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", family_names())
+@pytest.mark.parametrize("model_type", [name for name in family_names() if name not in RESPELLED])
 def test_sizes_alone_take_the_defaults_of_the_config_class(model_type: str) -> None:
     """Keys that the hub's files leave out: the family file states what transformers' class assumes."""
     from transformers import AutoConfig
@@ -139,6 +143,21 @@ def test_early_phi_3_calls_longrope_su() -> None:
     """transformers 5 refuses this spelling of the first release; it meant LongRoPE."""
     early = {**PHI_3_MINI_128K, "rope_scaling": {"long_factor": _LONG, "short_factor": _SHORT, "type": "su"}}
     assert read_spec(HFConfig(early)) == read_spec(HFConfig(PHI_3_MINI_128K))
+
+
+def test_baichuan_2_13b_has_alibi_and_a_head_of_unit_rows() -> None:
+    small, large = (read_spec(HFConfig(PUBLISHED[name])) for name in ("baichuan_7b", "baichuan2_13b"))
+    assert small.layers[0].attn.rope is not None and not small.lm_head_unit_rows
+    assert all(layer.attn.rope is None and layer.attn.alibi_max_bias == 8.0 for layer in large.layers)
+    head = declare_params(large)[-1]
+    assert head.name == "lm_head.weight" and head.unit_rows and large.max_position_embeddings == 4096
+
+
+def test_internlm_2_5_and_chatglm_reach_as_far_as_their_files_say() -> None:
+    internlm, chatglm = (read_spec(HFConfig(PUBLISHED[name])) for name in ("internlm2_5_7b", "glm_4_9b_chat"))
+    assert internlm.max_position_embeddings == 65536
+    rope = chatglm.layers[0].attn.rope
+    assert rope is not None and rope.interleaved and (rope.rotary_dim, rope.theta) == (64, 5e6)
 
 
 def test_gpt2_xl() -> None:

@@ -192,6 +192,13 @@ def test_plus_one(adds_one: bool) -> None:
     assert got.tolist() == ([0.0009765625, -0.5] if adds_one else [1.0009765625, 0.5])
 
 
+def test_unit_rows() -> None:
+    stored = np.array([[3, 4], [0, -2]], dtype=np.float16)
+    table = NameTable(entries={"w": "w"})
+    got = load([replace(linear("w", 2, 2), unit_rows=True)], {"w": stored}, table)["w"]
+    assert np.abs(got - np.array([[0.6, 0.8], [0, -1]], np.float32)).max() < 1e-3
+
+
 def test_constants_are_computed_and_never_looked_up() -> None:
     constant = Param(
         name="rope.0.inv_freq", shape=(3,), kind="constant", compute=lambda: np.array([1, 2, 3], dtype=np.float32)
