@@ -1,5 +1,6 @@
 """KV groups: layers whose KV blocks live and die together. One pool and one block table per group."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,3 +46,12 @@ def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
         )
         for window, layers in sorted(by_window.items())
     )
+
+
+def group_of_layer(groups: Sequence[KVGroup], num_layers: int) -> list[int]:
+    """The group of each layer; 0 for one that keeps nothing."""
+    found = [0] * num_layers
+    for index, group in enumerate(groups):
+        for layer in group.layer_indices:
+            found[layer] = index
+    return found

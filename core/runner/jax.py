@@ -2,30 +2,28 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import functools
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from ..errors import DeviceLost, OutOfMemory, Unsupported
-from ..models.decoder import compute_logits
+from ..kv.groups import group_of_layer
 from ..ops import OpTable, Selection, select_ops
 from ..ops.jax import FUNCTIONS, NAME
 from ..ops.table import DEFINITION
-from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, OpProvider, Runner, RunnerConfig
-from ..stages import Array, IntArray, LogprobArrays, PromptLogprobsBatch, SamplingBatch, StepInput, StepOutput
+from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, OpProvider, RunnerConfig
+from ..stages import Array, IntArray, StepOutput
 from ..units import format_bytes
 from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
-from .jax_buckets import forward_values, pack
-from .jax_programs import Programs, StepShapes, abstract_shapes, group_of_layer
+from .bucketed import BucketedRunner, HostArray
+from .buckets import Bucket, Buckets, ForwardBucket
+from .jax_programs import JaxPrograms, StepShapes, abstract_shapes
 from .jax_sharding import check_divides, is_cut_by_parts, kv_sharding, make_mesh, param_sharding, replicated
-from .step import sample_and_remember
 
 _LOST = ("UNAVAILABLE", "DATA_LOSS", "ABORTED", "INTERNAL: Core halted")
 """How the runtime's messages begin when a device does not answer any more."""
@@ -53,7 +51,7 @@ class JaxDevice(Device):
         self.info = info
         self.caps = caps
         self.mesh = make_mesh(devices)
-        self.programs: dict[tuple[RunnerConfig, tuple[int, ...]], Programs] = {}
+        self.programs: dict[tuple[RunnerConfig, tuple[int, ...]], JaxPrograms] = {}
 
     def runner(self, config: RunnerConfig) -> "JaxRunner":
         """A JaxRunner over this device's op providers."""
@@ -82,28 +80,26 @@ class JaxDevice(Device):
         self.programs.clear()
 
 
-class JaxRunner(Runner):
+class JaxRunner(BucketedRunner):
     """One model on one mesh. Owns parameters and KV caches; a step takes the caches and gives new ones."""
+
+    ops: OpTable
 
     def __init__(self, config: RunnerConfig, device: JaxDevice) -> None:
         self.config = config
         self.device = device
-        if config.spec.kind != "decoder" or config.spec.pooler is not None:
-            raise Unsupported(
-                f"{device.info.id} makes no vectors: only models that generate run on it", remedies=["--device cpu"]
-            )
         check_divides(config.spec, device.mesh.size)
         context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
         stock = OpProvider(name=NAME, priority=0, ops=FUNCTIONS)
         table, self.selections = select_ops((*device.providers(), *device.extra_providers, stock), context)
-        self.ops: OpTable = _bind(table, self.selections, device)
+        self.ops = _bind(table, self.selections, device)
+        self.buckets = Buckets(config)
         if any(selection.provider == DEFINITION for selection in self.selections):
             self._trace()
         self._params: dict[str, Array] = {}
         self._kv: list[Array] = []
         self._last_tokens: Array = None
-        self._group_of_layer = group_of_layer(config)
-        self._programs: Programs | None = None
+        self._programs: JaxPrograms | None = None
 
     @property
     def op_selections(self) -> tuple[Selection, ...]:
@@ -149,7 +145,8 @@ class JaxRunner(Runner):
         if total > memory.total_bytes:
             raise OutOfMemory(f"{what} is more than the {format_bytes(memory.total_bytes)} of {self.device.info.id}")
         with _errors(what):
-            for layer, group in zip(self.config.spec.layers, self._group_of_layer, strict=True):
+            groups = group_of_layer(self.config.groups, self.config.spec.num_layers)
+            for layer, group in zip(self.config.spec.layers if self.config.groups else (), groups, strict=False):
                 cache = self.ops.new_kv_cache(
                     num_blocks=num_blocks[group],
                     block_size=self.config.block_size,
@@ -166,45 +163,35 @@ class JaxRunner(Runner):
             shapes = StepShapes(
                 params=self._params,
                 kv=self._kv,
-                group_of_layer=self._group_of_layer,
                 last_tokens=self._last_tokens,
             )
-            self.device.programs[key] = Programs(
+            self.device.programs[key] = JaxPrograms(
                 self.config, self.ops, self.device.mesh, shapes, self.device.compiler_options()
             )
         self._programs = self.device.programs[key]
 
-    def warmup(self) -> None:
-        """Compile every bucket."""
-        assert self._programs is not None, "kv_init comes before warmup"
-        with _errors("compiled steps"):
-            self._programs.compile_all()
+    def program(self, bucket: Bucket) -> Callable[..., Any]:
+        """The compiled program of a bucket."""
+        assert self._programs is not None, "kv_init comes before step"
+        compiled: Callable[..., Any] = self._programs.program(bucket)
+        return compiled
 
-    def step(self, batch: StepInput) -> "RunningStep":
-        """Start a step; it runs on while the caller prepares the next one."""
-        assert self._programs is not None and self._kv, "kv_init comes before step"
-        programs, buckets, forward = self._programs, self._programs.buckets, batch.forward
-        start_s = time.perf_counter()
-        sampling, picked = batch.sampling, forward.logits_indices
-        if sampling is not None and sampling.rows is not None:
-            picked = picked[sampling.rows]
-        num_samples = len(picked) if sampling is not None else 0
-        bucket = buckets.forward(forward, num_samples)
-        with _errors("a step's activations"):
-            values = forward_values(forward, picked[:num_samples], bucket.num_reqs)
-            packed = pack(buckets.forward_layout(bucket), values)
-            kv, self._kv = self._kv, []
-            hidden_states, hidden, self._kv = programs.program(bucket)(self._params, kv, self._last_tokens, packed)
-            step = RunningStep(start_s=start_s, num_samples=num_samples)
-            if sampling is not None:
-                sample = self._sample_eagerly if sampling.processors else self._sample
-                step.token_ids, step.logprobs = sample(sampling, hidden)
-                step.num_logprobs = sampling.num_logprobs
-            if batch.prompt_logprobs is not None:
-                step.num_prompt_logprobs = batch.prompt_logprobs.num_logprobs
-                step.prompts = self._prompt_logprobs(batch.prompt_logprobs, hidden_states, bucket.num_tokens)
-            step.send()
-        return step
+    def forward(self, bucket: ForwardBucket, packed: IntArray) -> tuple[Array, Array]:
+        """Run a forward pass; the caches that went in are gone."""
+        program = self.program(bucket)
+        kv, self._kv = self._kv, []
+        hidden_states, hidden, self._kv = program(self._params, kv, self._last_tokens, packed)
+        return hidden_states, hidden
+
+    def fetch(self, arrays: Sequence[Array], finish: Callable[[list[HostArray]], StepOutput]) -> "RunningStep":
+        """Have the arrays copied to the host as soon as they are there."""
+        for array in arrays:
+            array.copy_to_host_async()
+        return RunningStep(arrays=arrays, finish=finish)
+
+    def errors(self, what: str) -> AbstractContextManager[None]:
+        """Turn the runtime's errors into OutOfMemory and DeviceLost; others go on."""
+        return _errors(what)
 
     def memory(self) -> Memory:
         """The device's memory now."""
@@ -220,8 +207,9 @@ class JaxRunner(Runner):
         """Follow the model through its ops without computing. Raises Unsupported for one that has no body here."""
         config, mesh = self.config, self.device.mesh
         shapes = abstract_shapes(config, self.ops, mesh, [1] * len(config.groups))
-        programs = Programs(config, self.ops, mesh, shapes)
-        programs.trace(programs.buckets.all_forward()[0])
+        programs = JaxPrograms(config, self.ops, mesh, shapes)
+        for bucket in {type(bucket): bucket for bucket in self.buckets.all()}.values():
+            programs.trace(bucket)
 
     # ---- loading ------------------------------------------------------------------------------------------
     def _put(self, loaded: LoadedParam) -> Array:
@@ -241,97 +229,23 @@ class JaxRunner(Runner):
             ]
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
-    # ---- parts of a step ----------------------------------------------------------------------------------
-    def _sample(self, sampling: SamplingBatch, hidden: Array) -> tuple[Array, tuple[Array, ...]]:
-        assert self._programs is not None
-        bucket = self._programs.buckets.sample(sampling, hidden.shape[0])
-        layout = self._programs.buckets.sample_layout(bucket)
-        packed = pack(layout, {name: getattr(sampling, name) for name in layout})
-        token_ids, logprobs, self._last_tokens = self._programs.program(bucket)(
-            self._params, hidden, self._last_tokens, packed
-        )
-        return token_ids, logprobs
 
-    def _sample_eagerly(self, sampling: SamplingBatch, hidden: Array) -> tuple[Array, tuple[Array, ...]]:
-        """Op by op, because logits processors run on the host; only requests that name one pay for it."""
-        num_samples = len(sampling.slots)
-        columns = {
-            name: self.ops.to_device(value)
-            for name in SamplingBatch.__dataclass_fields__
-            if isinstance(value := getattr(sampling, name), np.ndarray) and name != "rows"
-        }
-        batch = SamplingBatch(
-            rows=None, processors=sampling.processors, num_logprobs=sampling.num_logprobs, **columns
-        )
-        logits = compute_logits(self.ops, self.config.spec, self._params, hidden[:num_samples])
-        sampled, self._last_tokens = sample_and_remember(self.ops, logits, self._last_tokens, batch)
-        return sampled.token_ids, sampled.logprobs or ()
-
-    def _prompt_logprobs(
-        self, batch: PromptLogprobsBatch, hidden_states: Array, num_tokens: int
-    ) -> list[tuple[int, tuple[Array, ...]]]:
-        """Pieces of (rows that count, arrays)."""
-        assert self._programs is not None
-        bucket = self._programs.buckets.prompt(batch, num_tokens)
-        layout, program = self._programs.buckets.prompt_layout(bucket), self._programs.program(bucket)
-        pieces = []
-        for start in range(0, len(batch.rows), bucket.num_rows):
-            part = slice(start, start + bucket.num_rows)
-            packed = pack(layout, {"rows": batch.rows[part], "targets": batch.targets[part]})
-            pieces.append((len(batch.rows[part]), program(self._params, hidden_states, packed)))
-        return pieces
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunningStep:
-    """A step on the device: arrays that may not be computed yet, and how much of their padding counts."""
+    """A step on the device: arrays that may not be computed yet."""
 
-    start_s: float
-    num_samples: int
-    token_ids: Array = None
-    logprobs: tuple[Array, ...] = ()
-    num_logprobs: int = -1
-    prompts: list[tuple[int, tuple[Array, ...]]] = field(default_factory=list)
-    num_prompt_logprobs: int = -1
-
-    def send(self) -> None:
-        """Have the results copied to the host as soon as they are there."""
-        for array in jax.tree.leaves((self.token_ids, self.logprobs, [arrays for _, arrays in self.prompts])):
-            array.copy_to_host_async()
+    arrays: Sequence[Array]
+    finish: Callable[[list[HostArray]], StepOutput]
 
     def ready(self) -> bool:
         """True if `result` would not wait."""
-        return all(array.is_ready() for array in jax.tree.leaves((self.token_ids, self.prompts)) if _is_jax(array))
+        return all(array.is_ready() for array in self.arrays)
 
     def result(self) -> StepOutput:
         """Wait for the step. Raises OutOfMemory or DeviceLost."""
         with _errors("a step's activations"):
-            logprobs = None
-            if self.num_logprobs >= 0:
-                logprobs = _to_host([(self.num_samples, self.logprobs)], self.num_logprobs)
-            prompts = _to_host(self.prompts, self.num_prompt_logprobs) if self.prompts else None
-            tokens: IntArray = np.empty(0, np.int32)
-            if self.token_ids is not None:
-                tokens = np.asarray(self.token_ids)[: self.num_samples]
-        return StepOutput(
-            token_ids=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompts,
-            timings={"step_s": time.perf_counter() - self.start_s},
-        )
-
-
-def _to_host(pieces: Sequence[tuple[int, tuple[Array, ...]]], num_logprobs: int) -> LogprobArrays:
-    def join(index: int) -> npt.NDArray[Any]:
-        return np.concatenate([np.asarray(arrays[index])[:rows] for rows, arrays in pieces])
-
-    return LogprobArrays(
-        chosen=join(0), ranks=join(1), top_ids=join(2)[:, :num_logprobs], top_values=join(3)[:, :num_logprobs]
-    )
-
-
-def _is_jax(value: object) -> bool:
-    return isinstance(value, jax.Array)
+            arrays = [np.asarray(array) for array in self.arrays]
+        return self.finish(arrays)
 
 
 def _bind(table: OpTable, selections: Sequence[Selection], device: JaxDevice) -> OpTable:

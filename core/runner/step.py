@@ -3,7 +3,7 @@
 A runner calls this eagerly, captures it as a graph, traces it with a compiler or records it as a program.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..models.decoder import compute_logits, decoder
@@ -12,7 +12,10 @@ from ..models.pooler import pool
 from ..models.spec import ModelSpec
 from ..ops import OpTable
 from ..sampling.sampler import Sampled, sample_step
-from ..stages import Array, ForwardBatch, KVCaches, PoolingBatch, SamplingBatch
+from ..stages import Array, ForwardBatch, KVCaches, PoolingBatch, PromptLogprobsBatch, SamplingBatch
+
+PROMPT_ROWS = 256
+"""Rows of logits held at a time for prompt log probabilities: [rows, vocab_size] float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,12 @@ def sample_and_remember(
     """
     sampled = sample_step(ops, logits, sampling)
     return sampled, ops.remember_tokens(last_tokens, sampling.slots, sampled.token_ids)
+
+
+def prompt_pieces(batch: PromptLogprobsBatch, num_rows: int = PROMPT_ROWS) -> Iterator[tuple[Array, Array]]:
+    """(rows, targets) of a batch, on the host or on the device, at most `num_rows` at a time."""
+    for start in range(0, len(batch.rows), num_rows):
+        yield batch.rows[start : start + num_rows], batch.targets[start : start + num_rows]
 
 
 def prompt_logprobs(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import OutOfMemory
+from ..kv.groups import group_of_layer
 from ..ops import OpTable, Selection, select_ops
 from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, Pending, Runner, RunnerConfig
 from ..sampling.sampler import Sampled
@@ -32,10 +33,7 @@ from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
 from .done import Done
 from .packed import cut, join, pack
-from .step import StepArrays, prompt_logprobs, run_step
-
-PROMPT_LOGPROBS_ROWS = 256
-"""Rows of logits held at a time for prompt log probabilities: [rows, vocab_size] float32."""
+from .step import StepArrays, prompt_logprobs, prompt_pieces, run_step
 
 
 class TorchDevice(Device):
@@ -96,15 +94,13 @@ class TorchRunner(Runner):
         """Allocate the caches layer by layer; `num_blocks` includes the null block."""
         self._kv = None
         layers: list[Array] = [None] * self.config.spec.num_layers
-        group_of_layer = [0] * len(layers)
         plan = self.kv_plan()
         total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
         with _memory_errors(f"a KV cache of {format_bytes(total)}"), torch.inference_mode():
-            for index, group in enumerate(self.config.groups):
+            for count, group in zip(num_blocks, self.config.groups, strict=True):
                 for layer, (num_kv_heads, head_dim) in zip(group.layer_indices, group.heads, strict=True):
-                    group_of_layer[layer] = index
                     layers[layer] = self.ops.new_kv_cache(
-                        num_blocks=num_blocks[index],
+                        num_blocks=count,
                         block_size=self.config.block_size,
                         num_kv_heads=num_kv_heads,
                         head_dim=head_dim,
@@ -112,7 +108,7 @@ class TorchRunner(Runner):
                         device=self.device.torch_device,
                     )
             self._last_tokens = self.ops.to_device(np.zeros(self.config.max_num_seqs, np.int32))
-        self._kv = KVCaches(layers=tuple(layers), group_of_layer=tuple(group_of_layer))
+        self._kv = KVCaches(layers=tuple(layers), group_of_layer=group_of_layer(self.config.groups, len(layers)))
 
     def warmup(self) -> None:
         """Run one token through the model, into the null block, so that the first request pays for nothing."""
@@ -228,9 +224,7 @@ class TorchRunner(Runner):
             prompt_logprobs(
                 self.ops, self.config.spec, self._params, hidden_states, rows, targets, batch.num_logprobs
             )
-            for rows, targets in zip(
-                batch.rows.split(PROMPT_LOGPROBS_ROWS), batch.targets.split(PROMPT_LOGPROBS_ROWS), strict=True
-            )
+            for rows, targets in prompt_pieces(batch)
         ]
         return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 

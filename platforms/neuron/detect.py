@@ -2,7 +2,7 @@
 
 from headrace.core.platform import Probe
 
-from ..tpu.detect import probe_jax
+from ..jax.probe import probe_jax
 
 PLATFORM = "neuron"
 """What JAX calls it."""

@@ -4,11 +4,11 @@ They compute what the definitions say, with shapes that never depend on a value,
 the definitions, a negative row, slot or index is padding: it is dropped where something is stored.
 """
 
-from . import attention, elementwise, moe, norm, packed, rope, sampling, transfer
+from . import attention, elementwise, moe, norm, packed, ragged, rope, sampling, transfer
 
 FUNCTIONS = {
     function.__name__: function
-    for module in (packed, moe, norm, rope, attention, elementwise, sampling, transfer)
+    for module in (packed, moe, norm, rope, attention, ragged, elementwise, sampling, transfer)
     for function in module.FUNCTIONS
 }
 """Op name -> its body."""

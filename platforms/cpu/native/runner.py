@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.errors import OutOfMemory
+from headrace.core.kv.groups import group_of_layer
 from headrace.core.ops import Selection
 from headrace.core.platform import KVPlan, Memory, Runner, RunnerConfig
 from headrace.core.runner.done import Done
+from headrace.core.runner.step import prompt_pieces
 from headrace.core.sampling.sampler import sample_step
 from headrace.core.stages import (
     ForwardBatch,
@@ -34,9 +36,6 @@ from .weights import is_blocked, pack, vector
 
 logger = logging.getLogger(__name__)
 
-PROMPT_LOGPROBS_ROWS = 256
-"""Rows of logits held at a time for prompt log probabilities."""
-
 
 class NativeRunner(Runner):
     """One model in host memory. Owns packed weights, caches and the program over them."""
@@ -44,10 +43,7 @@ class NativeRunner(Runner):
     def __init__(self, config: RunnerConfig) -> None:
         """Traces the model. Raises UntraceableOp if it needs what has no native form."""
         self.config = config
-        self._group_of_layer = [0] * config.spec.num_layers
-        for index, group in enumerate(config.groups):
-            for layer in group.layer_indices:
-                self._group_of_layer[layer] = index
+        self._group_of_layer = group_of_layer(config.groups, config.spec.num_layers)
         self._keep_blocks = config.engine.model.dtype == "auto"
         self.ops = native_ops(config.dtype, keep_blocks=self._keep_blocks)
         self._trace: Trace = trace_decoder(config.spec, config.dtype, self._group_of_layer)
@@ -193,8 +189,7 @@ class NativeRunner(Runner):
         assert self._program is not None
         hidden_states = self._program.hidden_states(num_tokens)
         pieces = []
-        for start in range(0, len(batch.rows), PROMPT_LOGPROBS_ROWS):
-            rows, targets = (array[start : start + PROMPT_LOGPROBS_ROWS] for array in (batch.rows, batch.targets))
+        for rows, targets in prompt_pieces(batch):
             logits = self._compute_logits(hidden_states[rows])
             pieces.append(
                 _logprob_arrays(self._sampling_ops.logprobs(logits, targets, num_logprobs=batch.num_logprobs))

@@ -3,6 +3,7 @@
 numpy only. A step's arrays travel to the device as one int32 array; `Layout` says where each of them lies in it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,17 +14,28 @@ import numpy.typing as npt
 from ..models.rope import rope_rows
 from ..platform import RunnerConfig
 from ..sampling.validate import MAX_LOGPROBS
-from ..stages import ForwardBatch, IntArray, PromptLogprobsBatch, SamplingBatch
+from ..stages import ForwardBatch, IntArray, PoolingBatch, PromptLogprobsBatch, SamplingBatch
+from .step import PROMPT_ROWS
 
-PROMPT_ROWS = 256
-"""Rows of logits held at a time for prompt log probabilities: [rows, vocab_size] float32."""
 _SMALLEST = 8
 _SMALLEST_CHUNK = 32
-_SMALLEST_WIDTH = 64
 _SMALLEST_EDITS = 1024
 
 Kind = Literal["greedy", "random", "full"]
 """Ways to sample: greedy; with temperature and filters; with masks, edits and log probabilities besides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """How far apart sizes are: each is so many times the one before. smallest_width: blocks of the narrowest table.
+
+    The defaults suit kernels to which a wide table costs nothing.
+    """
+
+    num_reqs: int = 8
+    num_tokens: int = 4
+    width: int = 8
+    smallest_width: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +69,15 @@ class PromptBucket:
     num_logprobs: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBucket:
+    """The shape of making vectors. num_tokens: of the forward pass. num_pooled: requests that get one."""
+
+    num_tokens: int
+    num_pooled: int
+
+
+Bucket = ForwardBucket | SampleBucket | PromptBucket | PoolBucket
 Layout = Mapping[str, tuple[tuple[int, ...], Any, float]]
 """Array name -> (shape, numpy dtype of 4 bytes, padding value)."""
 
@@ -64,21 +85,34 @@ Layout = Mapping[str, tuple[tuple[int, ...], Any, float]]
 class Buckets:
     """All buckets of a model. A step takes the smallest one that it fits."""
 
-    def __init__(self, config: RunnerConfig) -> None:
-        self._vocab_size = config.spec.vocab_size
+    def __init__(self, config: RunnerConfig, grid: Grid = Grid()) -> None:
+        spec = config.spec
+        self._vocab_size = spec.vocab_size
         self._num_groups = len(config.groups)
-        self._has_rope_rows = rope_rows(config.spec).num_rows > 1
-        self.num_reqs = _steps(_SMALLEST, config.max_num_seqs, factor=8, multiple=_SMALLEST)
-        self.num_tokens = _steps(_SMALLEST_CHUNK, config.max_num_batched_tokens, factor=4, multiple=_SMALLEST)
+        self._has_rope_rows = rope_rows(spec).num_rows > 1
+        self._has_types = spec.num_token_types > 0
+        self._is_encoder = spec.kind == "encoder"
+        self._makes_vectors = spec.pooler is not None
+        self.num_reqs = _steps(_SMALLEST, config.max_num_seqs, factor=grid.num_reqs, multiple=_SMALLEST)
+        self.num_tokens = _steps(
+            _SMALLEST_CHUNK, config.max_num_batched_tokens, factor=grid.num_tokens, multiple=_SMALLEST
+        )
         blocks = -(-config.max_model_len // config.block_size)
-        self.widths = _steps(_SMALLEST_WIDTH, blocks, factor=8, multiple=1)
+        # An encoder has no tables.
+        self.widths = _steps(grid.smallest_width, blocks, factor=grid.width, multiple=1) if config.groups else (0,)
         most_edits = config.max_num_seqs * min(config.max_model_len, config.spec.vocab_size)
         self.num_edits = _steps(_SMALLEST_EDITS, most_edits, factor=32, multiple=1)
         self.num_logprobs = min(MAX_LOGPROBS, config.spec.vocab_size)
 
+    def all(self) -> list[Bucket]:
+        """Every bucket that warmup compiles."""
+        if self._makes_vectors or self._is_encoder:
+            return [*self.all_forward(), *self.all_pool()]
+        return [*self.all_forward(), *self.all_sample(), *self.all_prompt()]
+
     def all_forward(self) -> list[ForwardBucket]:
         """Every forward pass that warmup compiles."""
-        decodes = [(n, n, True) for n in self.num_reqs]
+        decodes = [] if self._is_encoder else [(n, n, True) for n in self.num_reqs]
         chunks = [(n, self.num_reqs[-1], False) for n in self.num_tokens]
         return [
             ForwardBucket(num_tokens=tokens, num_reqs=reqs, num_picked=reqs, width=width, decode=decode)
@@ -100,19 +134,23 @@ class Buckets:
         """Every shape of prompt log probabilities that warmup compiles."""
         return [self._prompt(n, self.num_logprobs) for n in (*self.num_reqs, *self.num_tokens)]
 
+    def all_pool(self) -> list[PoolBucket]:
+        """Every shape of making vectors that warmup compiles."""
+        tokens = self.num_tokens if self._is_encoder else (*self.num_reqs, *self.num_tokens)
+        return [self.pool(n) for n in dict.fromkeys(tokens)]
+
     def forward(self, batch: ForwardBatch, num_samples: int) -> ForwardBucket:
         """The bucket of a forward pass, of whose tokens `num_samples` are sampled from."""
         num_reqs, num_tokens = len(batch.seq_lens), len(batch.input_ids)
-        width = _next(self.widths, max(table.shape[1] for table in batch.block_tables))
-        if batch.max_query_len == 1:
+        width = _next(self.widths, max((table.shape[1] for table in batch.block_tables), default=0))
+        decode = batch.max_query_len == 1 and not self._is_encoder
+        if decode:
             reqs = tokens = _next(self.num_reqs, max(num_reqs, num_samples))
         else:
             reqs, tokens = max(self.num_reqs[-1], num_reqs), _next(self.num_tokens, num_tokens)
         # Only steps that verify drafts sample more often than they have requests.
         picked = reqs if num_samples <= reqs else _next(self.num_tokens, num_samples)
-        return ForwardBucket(
-            num_tokens=tokens, num_reqs=reqs, num_picked=picked, width=width, decode=batch.max_query_len == 1
-        )
+        return ForwardBucket(num_tokens=tokens, num_reqs=reqs, num_picked=picked, width=width, decode=decode)
 
     def sample(self, batch: SamplingBatch, num_picked: int) -> SampleBucket:
         """The bucket of a sampling batch out of `num_picked` hidden states."""
@@ -130,8 +168,25 @@ class Buckets:
         """The bucket of prompt log probabilities after a forward pass of `num_tokens`."""
         return self._prompt(num_tokens, self._more_logprobs(batch.num_logprobs))
 
-    def forward_layout(self, bucket: ForwardBucket) -> Layout:
-        """Where the arrays of a forward pass lie."""
+    def pool(self, num_tokens: int, batch: PoolingBatch | None = None) -> PoolBucket:
+        """The bucket of making vectors after a forward pass of `num_tokens`: of all requests, if they are not more
+        than usual."""
+        return PoolBucket(
+            num_tokens=num_tokens, num_pooled=max(self.num_reqs[-1], 0 if batch is None else len(batch.starts))
+        )
+
+    def layout(self, bucket: Bucket) -> Layout:
+        """Where the arrays of a bucket's input lie."""
+        if isinstance(bucket, ForwardBucket):
+            return self._forward_layout(bucket)
+        if isinstance(bucket, SampleBucket):
+            return self._sample_layout(bucket)
+        if isinstance(bucket, PromptBucket):
+            return {"rows": ((bucket.num_rows,), np.int32, 0), "targets": ((bucket.num_rows,), np.int32, 0)}
+        # Padding is the mean of the first row, which is a number.
+        return {"starts": ((bucket.num_pooled,), np.int32, 0), "ends": ((bucket.num_pooled,), np.int32, 1)}
+
+    def _forward_layout(self, bucket: ForwardBucket) -> Layout:
         tokens, reqs = bucket.num_tokens, bucket.num_reqs
         layout: dict[str, tuple[tuple[int, ...], Any, float]] = {
             "input_ids": ((tokens,), np.int32, 0),
@@ -144,12 +199,13 @@ class Buckets:
         for group in range(self._num_groups):
             layout[f"block_tables.{group}"] = ((reqs, bucket.width), np.int32, -1)
             layout[f"slot_mappings.{group}"] = ((tokens,), np.int32, -1)
-        if self._has_rope_rows:
-            layout["rope_rows"] = ((tokens,), np.int32, 0)
+        for name, is_there in (("rope_rows", self._has_rope_rows), ("token_types", self._has_types)):
+            if is_there:
+                layout[name] = ((tokens,), np.int32, 0)
         return layout
 
-    def sample_layout(self, bucket: SampleBucket) -> Layout:
-        """Where the arrays of a sampling batch lie. Padding of a row or slot is -1; every other value is neutral."""
+    def _sample_layout(self, bucket: SampleBucket) -> Layout:
+        """Padding of a row or slot is -1; every other value is neutral."""
         rows, edits, words = bucket.num_samples, bucket.num_edits, -(-self._vocab_size // 32)
         layout: dict[str, tuple[tuple[int, ...], Any, float]] = {
             "slots": ((rows,), np.int32, -1),
@@ -178,10 +234,6 @@ class Buckets:
             }
         return layout
 
-    def prompt_layout(self, bucket: PromptBucket) -> Layout:
-        """Where rows and targets of prompt log probabilities lie."""
-        return {"rows": ((bucket.num_rows,), np.int32, 0), "targets": ((bucket.num_rows,), np.int32, 0)}
-
     def _prompt(self, num_tokens: int, num_logprobs: int) -> PromptBucket:
         return PromptBucket(num_tokens=num_tokens, num_rows=min(PROMPT_ROWS, num_tokens), num_logprobs=num_logprobs)
 
@@ -190,12 +242,17 @@ class Buckets:
         return self.num_logprobs if wanted <= self.num_logprobs else min(_power_of_two(wanted), self._vocab_size)
 
 
+def size_of(layout: Layout) -> int:
+    """The words that the arrays take."""
+    return sum(math.prod(shape) for shape, _, _ in layout.values())
+
+
 def pack(layout: Layout, values: Mapping[str, npt.NDArray[Any] | None]) -> IntArray:
     """The arrays, padded, in one. A missing or None array is all padding."""
-    packed = np.empty(sum(int(np.prod(shape)) for shape, _, _ in layout.values()), np.int32)
+    packed = np.empty(size_of(layout), np.int32)
     start = 0
     for name, (shape, dtype, padding) in layout.items():
-        end = start + int(np.prod(shape))
+        end = start + math.prod(shape)
         target = packed[start:end].view(dtype).reshape(shape)
         value = values.get(name)
         if value is None:
@@ -224,6 +281,7 @@ def forward_values(batch: ForwardBatch, picked: IntArray, num_reqs: int) -> dict
         "seq_lens": batch.seq_lens,
         "logits_indices": picked,
         "rope_rows": batch.rope_rows,
+        "token_types": batch.token_types,
     }
     for group, (table, slots) in enumerate(zip(batch.block_tables, batch.slot_mappings, strict=True)):
         values[f"block_tables.{group}"] = table

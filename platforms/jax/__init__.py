@@ -1,0 +1,1 @@
+"""What the platforms driven by JAX share: finding devices, opening them by id, and their emulation."""
