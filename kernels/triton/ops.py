@@ -10,6 +10,7 @@ import triton
 
 from .attention import attention_kernel, join_kernel, write_kv_kernel
 from .elementwise import activation_kernel, gather_kernel
+from .experts import down_experts_kernel, glu_experts_kernel, most_tiles, sort_by_expert
 from .norm import norm_kernel
 from .rope import rope_kernel
 from .sampling import best_kernel, winner_kernel
@@ -43,6 +44,7 @@ class TritonOps:
             "embedding",
             "write_kv",
             "paged_attention",
+            "grouped_experts",
         )
         return {name: getattr(self, name) for name in names}
 
@@ -314,6 +316,88 @@ class TritonOps:
                 num_warps=2,
             )
         return out
+
+    # ---- mixtures of experts ---------------------------------------------------------------------------------
+    def grouped_experts(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+        *,
+        activation: str = "silu",
+        clamp: float = 0.0,
+        scale_input: bool = False,
+    ) -> torch.Tensor:
+        """x: [num_tokens, hidden_size]; see core/ops/moe.py."""
+        num_tokens, hidden_size = x.shape
+        num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
+        per_token = experts.shape[1]
+        num_rows = num_tokens * per_token
+        x, weights = x.contiguous(), weights.contiguous()
+        rows = 16 if num_rows <= 16 * num_experts else self.tuning.expert_rows
+        depth = self.tuning.expert_depth // (2 if x.dtype.itemsize > 2 else 1)
+        routed = sort_by_expert(experts, num_experts, rows)
+        tiles = most_tiles(num_rows, num_experts, rows)
+        inner_dtype = torch.float32 if self.wide_dot else x.dtype  # the interpreter cuts bfloat16 off
+        inner = torch.empty((num_rows, size), dtype=inner_dtype, device=x.device)
+        outputs = torch.empty((num_rows, hidden_size), dtype=torch.float32, device=x.device)
+        cut = {
+            "EXPERTS": num_experts,
+            "EXPERT_BLOCK": triton.next_power_of_2(num_experts),
+            "ROWS": rows,
+            "COLS": self.tuning.expert_cols,
+            "DEPTH": depth,
+            "WIDE_DOT": self.wide_dot,
+            "num_warps": self.tuning.expert_warps,
+            "num_stages": self.tuning.stages,
+        }
+        self._launch(
+            "grouped_experts",
+            glu_experts_kernel,
+            (tiles, triton.cdiv(size, self.tuning.expert_cols)),
+            x,
+            gate_up,
+            gate_up_bias,
+            weights,
+            routed.order,
+            routed.first,
+            routed.counts,
+            routed.ends,
+            inner,
+            clamp,
+            PER_TOKEN=per_token,
+            IN=hidden_size,
+            OUT=size,
+            ACTIVATION=activation,
+            CLAMP=clamp > 0,
+            BIAS=gate_up_bias is not None,
+            SCALE=scale_input,
+            **cut,
+        )
+        self._launch(
+            "grouped_experts.down",
+            down_experts_kernel,
+            (tiles, triton.cdiv(hidden_size, self.tuning.expert_cols)),
+            inner,
+            down,
+            down_bias,
+            weights,
+            routed.order,
+            routed.first,
+            routed.counts,
+            routed.ends,
+            outputs,
+            IN=size,
+            OUT=hidden_size,
+            BIAS=down_bias is not None,
+            SCALE=not scale_input,
+            **cut,
+        )
+        return outputs.view(num_tokens, per_token, hidden_size).sum(1).to(x.dtype)
 
     # ---- sampling ------------------------------------------------------------------------------------------
     def pick_tokens(

@@ -9,8 +9,10 @@ class Tuning:
 
     query_rows: rows of a prefill tile, each one head of one token. keys: keys of one step of the softmax.
     split_keys: keys that one program of a decode step reads; longer sequences are split, by position alone.
-    row_values: values of one program of a kernel that walks over rows. attention_warps, decode_warps: warps
-    of `lanes` threads. stages: loads in flight. max_shared_bytes: shared memory that a program may use.
+    row_values: values of one program of a kernel that walks over rows. expert_rows, expert_cols: the tile of a
+    mixture's product, by steps of expert_depth 16-bit values; few rows an expert take tiles of 16.
+    attention_warps, decode_warps, expert_warps: warps of `lanes` threads. stages: loads in flight.
+    max_shared_bytes: shared memory that a program may use.
     """
 
     name: str
@@ -20,6 +22,10 @@ class Tuning:
     row_values: int = 2048
     attention_warps: int = 4
     decode_warps: int = 4
+    expert_rows: int = 64
+    expert_cols: int = 64
+    expert_depth: int = 64
+    expert_warps: int = 4
     stages: int = 2
     lanes: int = 32
     max_shared_bytes: int = 99 * 1024
@@ -39,6 +45,7 @@ TUNINGS: dict[str, Tuning] = {
         keys=16,
         attention_warps=8,
         decode_warps=8,
+        expert_rows=32,
         stages=1,
         max_shared_bytes=64 * 1024,
     ),

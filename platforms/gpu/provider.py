@@ -27,6 +27,9 @@ def triton_provider(arch: str, *, interpreted: bool) -> tuple[OpProvider, Mappin
         "new_kv_cache": OpTable.new_kv_cache,
         "pack_linear": OpTable.pack_linear,
         "linear": OpTable.linear,
+        "pack_stacked": OpTable.pack_stacked,
+        "absorb_keys": OpTable.absorb_keys,
+        "expand_values": OpTable.expand_values,
         "sample": _Sample(kernels),
     }
     about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
@@ -60,9 +63,10 @@ class _Sample:
 
 
 def _declines(op: str, context: OpContext) -> str:
-    if op in ("act", "act_mul"):
+    if op in ("act", "act_mul", "grouped_experts"):
         for layer in context.spec.layers:
-            activation = getattr(layer.mlp, "activation", "")
+            block = layer.moe if op == "grouped_experts" else layer.mlp
+            activation = getattr(block, "activation", ACTIVATIONS[0])
             if activation not in ACTIVATIONS:
                 return f"the kernel has no activation {activation}"
     return ""

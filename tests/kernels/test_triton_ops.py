@@ -21,7 +21,9 @@ from headrace.core.self_test import TOLERANCE, nmse
 from headrace.kernels.triton.ops import LAUNCHES, TritonOps
 from headrace.kernels.triton.tuning import TUNINGS, Tuning, tuning_for
 
-TINY = Tuning(name="test", query_rows=16, keys=16, split_keys=32, row_values=64)
+TINY = Tuning(
+    name="test", query_rows=16, keys=16, split_keys=32, row_values=64, expert_rows=32, expert_cols=16, expert_depth=32
+)
 OPS = TritonOps(TINY, wide_dot=True)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -98,6 +100,41 @@ def test_rows_are_gathered() -> None:
             picked = torch.tensor(indices, dtype=torch.int32)
             assert torch.equal(OPS.gather(x, picked), x[picked.long()])
     assert torch.equal(OPS.embedding(torch.tensor([8, 0], dtype=torch.int32), values(9, 65)), values(9, 65)[[8, 0]])
+
+
+# ---- mixtures of experts --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "per_token", "hidden", "size"),
+    [(0, 3, 2, 8, 4), (1, 1, 1, 5, 3), (7, 4, 2, 33, 18), (40, 3, 2, 16, 70), (5, 9, 3, 20, 20)],
+)
+def test_mixtures_of_experts(
+    dtype: str, tokens: int, num_experts: int, per_token: int, hidden: int, size: int
+) -> None:
+    x = values(tokens, hidden, dtype=dtype)
+    gate_up = values(num_experts, 2 * size, hidden, dtype=dtype, seed=1) / hidden**0.5
+    down = values(num_experts, hidden, size, dtype=dtype, seed=2) / size**0.5
+    weights = values(tokens, per_token, seed=3).softmax(-1)
+    experts = values(tokens, num_experts, seed=6).argsort(-1)[:, :per_token].to(torch.int32)
+    biases = values(num_experts * 2 * size, seed=4), values(num_experts * hidden, seed=5)
+    for options in (
+        {"activation": "silu"},
+        {"activation": "gelu_tanh", "scale_input": True},
+        {"clamp": 1.5, "gate_up_bias": biases[0], "down_bias": biases[1]},
+    ):
+        arguments = (x, weights, experts, gate_up, down)
+        got = OPS.grouped_experts(*arguments, **options)
+        want = OpTable.grouped_experts(*wide(*arguments), **dict(zip(options, wide(*options.values()), strict=True)))
+        check(got, want.to(x.dtype), dtype)
+
+
+def test_all_tokens_may_choose_one_expert() -> None:
+    x, weights = values(50, 16), torch.ones(50, 1)
+    gate_up, down = values(8, 24, 16, seed=1), values(8, 16, 12, seed=2)
+    for expert in (0, 7):
+        experts = torch.full((50, 1), expert, dtype=torch.int32)
+        want = OpTable.grouped_experts(x.double(), weights.double(), experts, gate_up.double(), down.double())
+        check(OPS.grouped_experts(x, weights, experts, gate_up, down), want.float(), "float32")
 
 
 # ---- attention ----------------------------------------------------------------------------------------------
