@@ -110,7 +110,7 @@ def grouped_experts(
         outputs = outputs * factors
     unsorted = torch.empty_like(outputs)
     unsorted[order] = outputs
-    return unsorted.view(len(x), count, -1).sum(1).to(x.dtype)
+    return unsorted.view(len(x), count, x.shape[-1]).sum(1).to(x.dtype)
 
 
 def absorb_keys(query: Array, weight: Array) -> Array:
