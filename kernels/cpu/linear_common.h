@@ -16,18 +16,20 @@ constexpr int kChains = 4;
 constexpr int64_t kPrefetch = 4096;  // bytes ahead in the stream of weights
 
 // ---- readers: a packed panel as words, four (one for each chain) at a time --------------------------------------
-// Each has: Word (V or I), Acc, kColumns (columns in a word), kIsCheap (reading costs less than a tile's detour),
-// next(Word[kChains][kVecs]), mac(acc, w, x word).
+// Each has: Word (V or I), Acc, kColumns (columns in a word), kIsCheap (reading costs less than a tile's detour), kIsRaw
+// (the panel is a run of words), next(Word[kChains][kVecs]), mac(acc, w, x word).
 
 struct FloatProducts {
     using Word = V;
     using Acc = V;
     static constexpr int kColumns = 1;
     static constexpr bool kIsCheap = true;
+    static constexpr bool kIsRaw = false;
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return fma(w, splat(bits_as<float>(x)), acc); }
 };
 
 struct ReadF32 : FloatProducts {
+    static constexpr bool kIsRaw = true;
     const char *data;
     ReadF32(const Weight &, const char *panel) : data(panel) {}
     INLINE void next(V (&w)[kChains][kVecs]) {
@@ -131,6 +133,7 @@ struct ReadDotBF16 {
     using Acc = V;
     static constexpr int kColumns = 2;
     static constexpr bool kIsCheap = true;
+    static constexpr bool kIsRaw = true;
     const char *data;
     ReadDotBF16(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_bf16(acc, w, splat_word(x)); }
@@ -148,6 +151,7 @@ struct ReadInt8 {
     using Acc = I;
     static constexpr int kColumns = 4;
     static constexpr bool kIsCheap = true;
+    static constexpr bool kIsRaw = true;
     const char *data;
     ReadInt8(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_u8_i8(acc, splat_word(x), w); }
@@ -165,6 +169,7 @@ struct ReadInt8 {
     using Acc = I;
     static constexpr int kColumns = 2;
     static constexpr bool kIsCheap = true;
+    static constexpr bool kIsRaw = false;
     const char *data;
     ReadInt8(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_i16(acc, w, splat_word(x)); }
@@ -183,67 +188,70 @@ struct ReadInt8 {
 #endif
 
 // ---- rows of x as words ------------------------------------------------------------------------------------------
-// Word j of the row goes to words[at(j)]; columns behind the end are zero.
+// Columns behind the end are zero.
 
-template <class Reader, class T, class At>
-INLINE void row_to_words(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale, At at) {
-    (void)scale;
+template <class Reader, class T>
+INLINE void row_to_words(const T *x, int64_t cols, int64_t num_words, uint32_t *words) {
     if constexpr (Reader::kColumns == 1) {
-        for (int64_t j = 0; j < cols; ++j) words[at(j)] = bits_as<uint32_t>(to_float(x[j]));
-        for (int64_t j = cols; j < num_words; ++j) words[at(j)] = 0;
+        int64_t j = 0;
+        for (; j + kLanes <= cols; j += kLanes) store(words + j, load_as_float(x + j));
+        for (; j < cols; ++j) words[j] = bits_as<uint32_t>(to_float(x[j]));
     } else {  // pairs of bf16
-        for (int64_t j = 0; j < cols / 2; ++j) words[at(j)] = load<uint32_t>(x + 2 * j);
-        for (int64_t j = cols / 2; j < num_words; ++j)
-            words[at(j)] = 2 * j < cols ? load<uint16_t>(x + 2 * j) : 0;
+        memcpy(words, x, static_cast<size_t>(cols) * 2);
+        if (cols % 2 != 0) words[cols / 2] = load<uint16_t>(x + cols - 1);
     }
+    for (int64_t j = (cols + Reader::kColumns - 1) / Reader::kColumns; j < num_words; ++j) words[j] = 0;
 }
 
 // One row quantized to 255 levels: words of two int16, or of four uint8 with 128 added, in the order of the columns
-// in a packed word. The rounding is to nearest even, by the sum with 1.5 * 2^23.
-template <class T, class At>
-INLINE void row_to_int8(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale, At at) {
+// in a packed word. The rounding is to nearest even, by the sum with 1.5 * 2^23, whose low bits are the level.
+template <class T>
+INLINE void row_to_int8(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale) {
     V top = {};
-    float high = 0;
     int64_t k = 0;
     for (; k + kLanes <= cols; k += kLanes) top = max(abs(load_as_float(x + k)), top);
     if (k < cols) top = max(abs(load_tail(x + k, cols - k)), top);
-    high = highest(top);
+    const float high = highest(top);
     *scale = high / 127;
-    const float inverse = high > 0 ? 127 / high : 0;
-    const auto level = [&](int64_t column) -> int32_t {
-        if (column >= cols) return 0;
-        const float shifted = to_float(x[column]) * inverse + 0x1.8p23f;
-        return static_cast<int32_t>(bits_as<uint32_t>(shifted) & 0xFFFF) << 16 >> 16;
-    };
-    for (int64_t j = 0; j < num_words; ++j) {
-        uint32_t word = 0;
+    const V inverse = splat(high > 0 ? 127 / high : 0), shift = splat(0x1.8p23f);
+    for (k = 0; k < num_words * ReadInt8::kColumns; k += kLanes) {
+        const int64_t left = cols - k;
+        const V value = left >= kLanes ? load_as_float(x + k) : left > 0 ? load_tail(x + k, left) : V{};
+        const U level = bits_as<U>(value * inverse + shift);
         if constexpr (ReadInt8::kColumns == 2) {
-            word = (static_cast<uint32_t>(level(2 * j)) & 0xFFFF) | static_cast<uint32_t>(level(2 * j + 1)) << 16;
+            store(reinterpret_cast<uint16_t *>(words) + k, __builtin_convertvector(level, H));
         } else {
-            const int order[4] = {0, 2, 1, 3};
-            for (int b = 0; b < 4; ++b)
-                word |= (static_cast<uint32_t>(level(4 * j + order[b]) + 128) & 255) << (8 * b);
+            const B bytes = __builtin_convertvector(level, B) ^ 128;
+            B order;  // 0, 2, 1, 3 in each word
+            for (int i = 0; i < kLanes; ++i) order[i] = static_cast<uint8_t>(i / 4 * 4 + i % 2 * 2 + i / 2 % 2);
+            store(reinterpret_cast<uint8_t *>(words) + k, __builtin_shuffle(bytes, order));
         }
-        words[at(j)] = word;
     }
 }
 
-template <class Reader, class T, class At>
-INLINE void read_x(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale, At at) {
+template <class Reader, class T>
+INLINE void read_x(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale) {
     if constexpr (__is_same(typename Reader::Acc, I))
-        row_to_int8(x, cols, num_words, words, scale, at);
+        row_to_int8(x, cols, num_words, words, scale);
     else
-        row_to_words<Reader>(x, cols, num_words, words, scale, at);
+        row_to_words<Reader>(x, cols, num_words, words);
 }
 
 // ---- the end of a sum --------------------------------------------------------------------------------------------
 
+// int8: an integer sum as a float. `sums` are the weights' own, for x that was made unsigned.
+INLINE V dequantize(I total, V w_scales, const int32_t *sums, float x_scale) {
+#ifdef HEADRACE_HAS_DOT
+    total = total - load<I>(sums) * 128;
+#else
+    (void)sums;
+#endif
+    return to_float(total) * (w_scales * splat(x_scale));
+}
+
 INLINE V finish(const Weight &, V total, int64_t, float) { return total; }
 INLINE V finish(const Weight &weight, I total, int64_t row, float x_scale) {
-#ifdef HEADRACE_HAS_DOT
-    total = total - load<I>(weight.sums + row) * 128;
-#endif
-    return to_float(total) * (load<V>(weight.scales + row) * splat(x_scale));
+    return dequantize(total, load<V>(weight.scales + row), weight.sums + row, x_scale);
 }
 
 // Store kLanes results of one token from output `row` on.

@@ -1,4 +1,8 @@
 // x @ weight.T + bias over packed weights: many tokens, in tiles that are held in registers.
+//
+// Work is cut into blocks of rows of x (which stay in L2) times tiles of panels; a thread takes a run of them. A tile
+// goes over the columns in pieces, so that its rows of x stay in L1, and over each piece once per chain. Formats whose
+// words are not what the arithmetic takes are unpacked once for all rows of a block.
 #include "linear_common.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -8,110 +12,241 @@ namespace {
 constexpr int kTilePanels = kLanes == 16 ? 2 : 1;
 constexpr int kTileVecs = kTilePanels * kVecs;
 constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 2;
+constexpr int64_t kTileBytes = kTilePanels * kPanel * 4;
 constexpr int64_t kBlockRows = kLanes == 4 ? 64 : 120;  // tokens that share one pass over the weights
-constexpr int64_t kBlockWords = 512;                    // words of a panel in L1 and L2 at a time
+constexpr int64_t kPieceWords = 512;                    // of a row, at a time
 
-// Scratch: words of x [rows][chain][words / 4], a piece of a tile of panels [chain][words / 4][tile vectors], sums
-// [rows][chain][tile vectors], scales of x [rows].
+template <int n>
+struct Int {
+    static constexpr int value = n;
+};
 
+// Behind a row's copy: rows that are apart by a multiple of 2 KiB would fight for the same few lines of L1.
+constexpr int64_t kPad = 16;
+constexpr int64_t kBadStride = 512;
+
+// Scratch: words of x [block rows][words + kPad], a piece of a tile of panels [panel][piece words][kPanel], sums
+// [block rows][chain][tile], scales of x [block rows].
 struct Layout {
     size_t panels, sums, scales, end;
 };
 
+int64_t block_rows_of(int64_t num_tokens) {
+    const int64_t num_blocks = (num_tokens + kBlockRows - 1) / kBlockRows;
+    const int64_t rows = (num_tokens + num_blocks - 1) / num_blocks;
+    return (rows + kTileRows - 1) / kTileRows * kTileRows;
+}
+
 Layout layout_of(int64_t num_rows, int64_t num_words) {
-    const int64_t tile_bytes = kTilePanels * kPanel * 4;
     Layout layout;
-    layout.panels = (static_cast<size_t>(num_rows * num_words) * 4 + 63) / 64 * 64;
-    layout.sums = layout.panels + static_cast<size_t>(kBlockWords * tile_bytes);
-    layout.scales = layout.sums + static_cast<size_t>(num_rows * kChains * tile_bytes);
+    layout.panels = (static_cast<size_t>(num_rows * (num_words + kPad)) * 4 + 63) / 64 * 64;
+    layout.sums = layout.panels + static_cast<size_t>(kPieceWords * kTileBytes);
+    layout.scales = layout.sums + static_cast<size_t>(num_rows * kChains * kTileBytes);
     layout.end = layout.scales + static_cast<size_t>(num_rows) * 4;
     return layout;
 }
 
-// sums[r] += the products of `count` words of rows r = 0 .. kRows - 1 with a tile of panels, for one chain.
-template <class Reader, int kRows>
-INLINE void tile(const uint32_t *x, int64_t x_stride, const char *w, int64_t count, char *sums, int64_t sum_stride) {
-    using Acc = typename Reader::Acc;
-    Acc acc[kRows][kTileVecs];
-    for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kTileVecs; ++v) acc[r][v] = load<Acc>(sums + r * sum_stride + v * kLanes * 4);
-    for (int64_t j = 0; j < count; ++j, w += kTileVecs * kLanes * 4) {
-        typename Reader::Word word[kTileVecs];
-        for (int v = 0; v < kTileVecs; ++v) word[v] = load<typename Reader::Word>(w + v * kLanes * 4);
-        for (int r = 0; r < kRows; ++r)
-            for (int v = 0; v < kTileVecs; ++v) acc[r][v] = Reader::mac(acc[r][v], word[v], x[r * x_stride + j]);
-    }
-    for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kTileVecs; ++v) store(sums + r * sum_stride + v * kLanes * 4, acc[r][v]);
+// A piece of the columns for a tile of panels.
+struct Piece {
+    const char *panels[kTilePanels];  // words [count][kPanel]
+    const char *next[kTilePanels];    // the piece after this one, to be fetched meanwhile
+    int64_t count;                    // a multiple of kChains
+    bool is_first, is_last;
+};
+
+// Sums of integers are the same in any order: those need no chains.
+template <class Reader>
+constexpr int num_chains() {
+    return __is_same(typename Reader::Acc, I) ? 1 : kChains;
 }
+
+// Add the products of a piece to the sums of kRows rows, chain by chain. After the last piece put(row, vector, total)
+// takes the results.
+template <class Reader, int kRows, class Put>
+INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, const char *const *next, char *sums,
+                 const Put &put) {
+    using Acc = typename Reader::Acc;
+    using Word = typename Reader::Word;
+    constexpr int kNum = num_chains<Reader>();
+    const auto sum_at = [=](int r, int c, int v) { return sums + (r * kChains + c) * kTileBytes + v * kLanes * 4; };
+    const auto each = [](const auto &body) INLINE_LAMBDA {
+        for (int r = 0; r < kRows; ++r)
+            for (int v = 0; v < kTileVecs; ++v) body(r, v);
+    };
+    for (int c = 0; c < kNum; ++c) {
+        Acc acc[kRows][kTileVecs];
+        if (piece.is_first)
+            each([&](int r, int v) INLINE_LAMBDA { acc[r][v] = Acc{}; });
+        else
+            each([&](int r, int v) INLINE_LAMBDA { acc[r][v] = load<Acc>(sum_at(r, c, v)); });
+        const uint32_t *words = x + c;
+        const char *panels[kTilePanels], *ahead[kTilePanels];
+        for (int p = 0; p < kTilePanels; ++p) {
+            panels[p] = piece.panels[p] + c * kPanel * 4;
+            ahead[p] = next[p] + c * kPanel * 4;
+        }
+        for (int64_t j = 0; j < piece.count; j += kNum) {
+            Word w[kTileVecs];
+            for (int p = 0; p < kTilePanels; ++p) __builtin_prefetch(ahead[p] + j * kPanel * 4, 0, 2);
+            for (int v = 0; v < kTileVecs; ++v)
+                w[v] = load<Word>(panels[v / kVecs] + j * kPanel * 4 + v % kVecs * kLanes * 4);
+            for (int r = 0; r < kRows; ++r)
+                for (int v = 0; v < kTileVecs; ++v) acc[r][v] = Reader::mac(acc[r][v], w[v], words[r * x_stride + j]);
+        }
+        if (!piece.is_last || (kNum > 1 && c % 2 == 0))
+            each([&](int r, int v) INLINE_LAMBDA { store(sum_at(r, c, v), acc[r][v]); });
+        else if (kNum == 1)
+            each([&](int r, int v) INLINE_LAMBDA { put(r, v, acc[r][v]); });
+        else if (c == 1)
+            each([&](int r, int v) INLINE_LAMBDA { store(sum_at(r, 0, v), load<Acc>(sum_at(r, 0, v)) + acc[r][v]); });
+        else
+            each([&](int r, int v) INLINE_LAMBDA {
+                put(r, v, load<Acc>(sum_at(r, 0, v)) + (load<Acc>(sum_at(r, 2, v)) + acc[r][v]));
+            });
+    }
+}
+
+// Where the results of a tile go.
+template <class T>
+struct Target {
+    T *out;                  // of the block's first row and the tile's first output
+    int64_t stride, left;    // from one row to the next; outputs that are left from here on
+    const float *bias;       // of the tile's first output, or null
+    const float *x_scales;   // of the block's first row, for int8
+    const float *w_scales;   // of the tile's first output, for int8
+    const int32_t *w_sums;
+
+    INLINE void put(int64_t r, int v, V value) const {
+        const int64_t here = left - v * kLanes;
+        T *to = out + r * stride + v * kLanes;
+        if (here >= kLanes) {
+            if (bias) value = value + load<V>(bias + v * kLanes);
+            store_from_float(to, value);
+        } else if (here > 0) {
+            if (bias) value = value + load_tail(bias + v * kLanes, here);
+            store_tail(to, value, here);
+        }
+    }
+    INLINE void put(int64_t r, int v, I total) const {
+        if (left <= v * kLanes) return;  // behind the last panel
+        put(r, v, dequantize(total, load<V>(w_scales + v * kLanes), w_sums + v * kLanes, x_scales[r]));
+    }
+};
+
+// All rows of a block, kTileRows at a time.
+template <class Reader, class T>
+void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece, char *sums, const Target<T> &target) {
+    for (int64_t r = 0; r < rows;) {
+        const int64_t left = rows - r;
+        const auto of = [&](auto size) INLINE_LAMBDA {
+            constexpr int kRows = decltype(size)::value;
+            const Target<T> here = target;  // stores could change what `target` refers to, not this
+            tile<Reader, kRows>(x + r * x_stride, x_stride, piece, r == 0 ? piece.next : piece.panels,
+                                sums + r * kChains * kTileBytes,
+                                [=](int i, int v, typename Reader::Acc total) INLINE_LAMBDA {
+                                    here.put(r + i, v, total);
+                                });
+            r += kRows;
+        };
+        if (left >= kTileRows)
+            of(Int<kTileRows>{});
+        else if (left >= 4 && kTileRows > 4)
+            of(Int<4>{});
+        else if (left >= 2)
+            of(Int<2>{});
+        else
+            of(Int<1>{});
+    }
+}
+
+// Hands out a tile of panels piece by piece, as words: where they lie, or unpacked.
+template <class Reader>
+class Panels {
+  public:
+    Panels(const Weight &weight, int64_t panel, int64_t num_panels)
+        : readers_{at(weight, panel), at(weight, panel + (kTilePanels > 1 && panel + 1 < num_panels))},
+          to_next_tile_((kTilePanels - 1) * weight.panel_bytes) {}
+
+    INLINE void next(Piece &piece, char *unpacked) {
+        for (int p = 0; p < kTilePanels; ++p) {
+            if constexpr (Reader::kIsRaw) {
+                piece.panels[p] = readers_[p].data;
+                readers_[p].data += piece.count * kPanel * 4;
+                piece.next[p] = readers_[p].data + (piece.is_last ? to_next_tile_ : 0);
+            } else {
+                char *to = unpacked + p * kPieceWords * kPanel * 4;
+                piece.panels[p] = piece.next[p] = to;
+                for (int64_t j = 0; j < piece.count; j += kChains) {
+                    typename Reader::Word w[kChains][kVecs];
+                    readers_[p].next(w);
+                    for (int c = 0; c < kChains; ++c)
+                        for (int v = 0; v < kVecs; ++v) store(to + ((j + c) * kPanel + v * kLanes) * 4, w[c][v]);
+                }
+            }
+        }
+    }
+
+  private:
+    static Reader at(const Weight &weight, int64_t panel) {
+        return Reader(weight, weight.data + panel * weight.panel_bytes);
+    }
+
+    Reader readers_[2];
+    int64_t to_next_tile_;
+};
 
 template <class Reader, class T>
 void many_tokens(const LinearArgs &args, const Context &context) {
-    using Acc = typename Reader::Acc;
     const Weight &weight = args.weight;
-    const int64_t num_words = weight.padded_cols / Reader::kColumns, chain_words = num_words / kChains;
-    const int64_t block_rows = args.num_tokens < kBlockRows ? args.num_tokens : kBlockRows;
-    const Layout layout = layout_of(block_rows, num_words);
-    auto *words = reinterpret_cast<uint32_t *>(context.scratch);
-    char *panels = context.scratch + layout.panels, *sums = context.scratch + layout.sums;
-    auto *scales = reinterpret_cast<float *>(context.scratch + layout.scales);
-    constexpr int64_t kTileBytes = kTileVecs * kLanes * 4, kSumStride = kChains * kTileBytes;
-
+    const int64_t num_words = weight.padded_cols / Reader::kColumns;
+    const int64_t block_rows = block_rows_of(args.num_tokens);
+    const int64_t num_blocks = (args.num_tokens + block_rows - 1) / block_rows;
     const int64_t num_panels = (weight.rows + kPanel - 1) / kPanel;
-    int64_t begin, end;
-    share((num_panels + kTilePanels - 1) / kTilePanels, context, &begin, &end);
-    if (begin == end) return;
-    for (int64_t first = 0; first < args.num_tokens; first += block_rows) {
-        const int64_t rows = args.num_tokens - first < block_rows ? args.num_tokens - first : block_rows;
-        for (int64_t r = 0; r < rows; ++r)
-            read_x<Reader>(static_cast<const T *>(args.x) + (first + r) * weight.cols, weight.cols, num_words,
-                           words + r * num_words, scales + r,
-                           [=](int64_t j) { return j % kChains * chain_words + j / kChains; });
-        for (int64_t t = begin; t < end; ++t) {
-            // A tile that sticks out repeats its last panel; `put` drops what it computes.
-            const int64_t panel = t * kTilePanels;
-            Reader readers[2] = {
-                Reader(weight, weight.data + panel * weight.panel_bytes),
-                Reader(weight, weight.data + (panel + 1 < num_panels ? panel + 1 : panel) * weight.panel_bytes)};
-            memset(sums, 0, static_cast<size_t>(rows * kSumStride));
-            for (int64_t j = 0; j < num_words; j += kBlockWords) {
-                const int64_t count = (num_words - j < kBlockWords ? num_words - j : kBlockWords) / kChains;
-                for (int p = 0; p < kTilePanels; ++p)
-                    for (int64_t i = 0; i < count; ++i) {
-                        typename Reader::Word w[kChains][kVecs];
-                        readers[p].next(w);
-                        for (int c = 0; c < kChains; ++c)
-                            for (int v = 0; v < kVecs; ++v)
-                                store(panels + (c * count + i) * kTileBytes + (p * kVecs + v) * kLanes * 4, w[c][v]);
-                    }
-                for (int64_t r = 0; r < rows;) {
-                    const int64_t left = rows - r;
-                    for (int c = 0; c < kChains; ++c) {
-                        const uint32_t *x = words + r * num_words + c * chain_words + j / kChains;
-                        const char *w = panels + c * count * kTileBytes;
-                        char *sum = sums + r * kSumStride + c * kTileBytes;
-                        if (left >= kTileRows)
-                            tile<Reader, kTileRows>(x, num_words, w, count, sum, kSumStride);
-                        else if (left >= 4 && kTileRows > 4)
-                            tile<Reader, 4>(x, num_words, w, count, sum, kSumStride);
-                        else if (left >= 2)
-                            tile<Reader, 2>(x, num_words, w, count, sum, kSumStride);
-                        else
-                            tile<Reader, 1>(x, num_words, w, count, sum, kSumStride);
-                    }
-                    r += left >= kTileRows ? kTileRows : left >= 4 && kTileRows > 4 ? 4 : left >= 2 ? 2 : 1;
-                }
-            }
-            for (int64_t r = 0; r < rows; ++r)
-                for (int v = 0; v < kTileVecs; ++v) {
-                    Acc acc[kChains];
-                    for (int c = 0; c < kChains; ++c)
-                        acc[c] = load<Acc>(sums + r * kSumStride + c * kTileBytes + v * kLanes * 4);
-                    const int64_t row = panel * kPanel + v * kLanes;
-                    if (row >= weight.rows) continue;
-                    const Acc total = (acc[0] + acc[1]) + (acc[2] + acc[3]);
-                    put<T>(args, first + r, row, finish(weight, total, row, scales[r]));
-                }
+    const int64_t num_tiles = (num_panels + kTilePanels - 1) / kTilePanels;
+    const Layout layout = layout_of(block_rows, num_words);
+    auto *copy = reinterpret_cast<uint32_t *>(context.scratch);
+    char *unpacked = context.scratch + layout.panels, *sums = context.scratch + layout.sums;
+    auto *scales = reinterpret_cast<float *>(context.scratch + layout.scales);
+    // Pieces of even size.
+    const int64_t num_pieces = (num_words + kPieceWords - 1) / kPieceWords;
+    const int64_t piece_words = (num_words / kChains + num_pieces - 1) / num_pieces * kChains;
+
+    int64_t begin, end, block = -1, rows = 0;
+    share(num_blocks * num_tiles, context, &begin, &end);
+    const uint32_t *x = copy;
+    // Rows of x that already are runs of words need no copy.
+    const bool is_copied = __is_same(typename Reader::Acc, I) || sizeof(T) * Reader::kColumns != 4 || weight.cols != weight.padded_cols ||
+                           num_words % kBadStride == 0;
+    const int64_t x_stride = is_copied ? num_words + kPad : num_words;
+    for (int64_t item = begin; item < end; ++item) {
+        const int64_t first = item / num_tiles * block_rows, panel = item % num_tiles * kTilePanels;
+        if (item / num_tiles != block) {
+            block = item / num_tiles;
+            rows = args.num_tokens - first < block_rows ? args.num_tokens - first : block_rows;
+            const T *source = static_cast<const T *>(args.x) + first * weight.cols;
+            if (is_copied)
+                for (int64_t r = 0; r < rows; ++r)
+                    read_x<Reader>(source + r * weight.cols, weight.cols, num_words, copy + r * x_stride, scales + r);
+            else
+                x = reinterpret_cast<const uint32_t *>(source);
+        }
+        const int64_t row = panel * kPanel;
+        const Target<T> target{static_cast<T *>(args.out) + first * weight.rows + row,
+                               weight.rows,
+                               weight.rows - row,
+                               args.bias ? args.bias + row : nullptr,
+                               scales,
+                               weight.scales ? weight.scales + row : nullptr,
+                               weight.sums ? weight.sums + row : nullptr};
+        // A tile that sticks out repeats its last panel; `put` drops what it computes.
+        Panels<Reader> panels(weight, panel, num_panels);
+        for (int64_t j = 0; j < num_words; j += piece_words) {
+            Piece piece;
+            piece.count = num_words - j < piece_words ? num_words - j : piece_words;
+            piece.is_first = j == 0;
+            piece.is_last = j + piece.count == num_words;
+            panels.next(piece, unpacked);
+            tiles<Reader>(x + j, x_stride, rows, piece, sums, target);
         }
     }
 }
@@ -126,7 +261,8 @@ struct Path {
 }  // namespace
 
 size_t linear_many_scratch(const LinearArgs &args) {
-    const int64_t rows = args.num_tokens < kBlockRows ? args.num_tokens : kBlockRows;
+    // Of any number of tokens up to this one: blocks are not the largest for the most tokens.
+    const int64_t rows = args.num_tokens < kBlockRows ? block_rows_of(args.num_tokens) : kBlockRows;
     return layout_of(rows, args.weight.padded_cols).end;
 }
 

@@ -21,6 +21,7 @@
 #define HEADRACE_HAS_256 1
 #endif
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 
 namespace headrace::HEADRACE_TIER {
 namespace {
@@ -32,6 +33,7 @@ typedef int32_t I __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
 typedef int16_t S __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
+typedef uint8_t B __attribute__((vector_size(kLanes)));
 
 struct bf16 {
     uint16_t bits;
@@ -147,11 +149,15 @@ INLINE V load_as_float(const f16 *data) {
 // Floats to a dtype, to nearest even; a NaN stays one.
 INLINE void store_from_float(float *data, V value) { store(data, value); }
 INLINE void store_from_float(bf16 *data, V value) {
+#if defined(HEADRACE_HAS_512) && defined(HEADRACE_HAS_DOT)
+    store(data, _mm512_cvtneps_pbh(value));  // takes subnormal numbers for zero
+#else
     const U word = bits_as<U>(value);
     const U rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16;
     const U quiet = (word >> 16) | 0x40;
     const U result = value == value ? rounded : quiet;
     store(data, __builtin_convertvector(result, H));
+#endif
 }
 INLINE void from_float(float *data, float value) { *data = value; }
 INLINE void from_float(bf16 *data, float value) {
