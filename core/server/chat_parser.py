@@ -10,24 +10,24 @@ from ..structured.params import StructuredOutputParams
 from ..text.tokenizer import Tokenizer
 from .formats.constrain import constrain_after_reasoning, constrain_tools
 from .formats.formats import Format, tool_format
-from .formats.parser import AnswerDelta, AnswerParser
+from .formats.parser import AnswerDelta
 from .formats.tools import Tool, read_tools
-from .protocol.chat import ChatDelta, ChatMessage, ChatRequest, FunctionDelta, ToolCall
+from .protocol.chat import ChatRequest
 
 
-class ChatParser(Protocol):
-    """Reads the text of one answer as it grows."""
+class TurnParser(Protocol):
+    """Reads the text of one answer as it grows; AnswerParser is one."""
 
     @property
     def num_calls(self) -> int:
         """Tools that the answer calls."""
         ...
 
-    def push(self, text: str) -> list[ChatDelta]:
-        """The next piece of text; what it adds, one part in each delta."""
+    def feed(self, text: str) -> list[AnswerDelta]:
+        """The next piece of text; what is certain with it, one part in each delta."""
         ...
 
-    def finish(self) -> list[ChatDelta]:
+    def finish(self) -> list[AnswerDelta]:
         """The answer has ended: what was withheld."""
         ...
 
@@ -37,33 +37,13 @@ class PlainParser:
 
     num_calls = 0
 
-    def push(self, text: str) -> list[ChatDelta]:
+    def feed(self, text: str) -> list[AnswerDelta]:
         """The text as content."""
-        return [ChatDelta(content=text)] if text else []
+        return [AnswerDelta(kind="content", text=text)] if text else []
 
-    def finish(self) -> list[ChatDelta]:
+    def finish(self) -> list[AnswerDelta]:
         """Nothing: nothing was withheld."""
         return []
-
-
-class FormatParser:
-    """Content, reasoning and calls as a format has them."""
-
-    def __init__(self, parser: AnswerParser) -> None:
-        self._parser = parser
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that were announced."""
-        return self._parser.num_calls
-
-    def push(self, text: str) -> list[ChatDelta]:
-        """What is certain with this text."""
-        return [_delta(delta) for delta in self._parser.feed(text)]
-
-    def finish(self) -> list[ChatDelta]:
-        """What was withheld."""
-        return [_delta(delta) for delta in self._parser.finish()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +56,13 @@ class ChatForm:
     is_parallel: bool
     tokenizer: Tokenizer
 
-    def new_parser(self, prompt: str) -> ChatParser:
+    def new_parser(self, prompt: str) -> TurnParser:
         """A parser for one answer to this prompt."""
         if self.format is None:
             return PlainParser()
         reads_calls = bool(self.tools) and self.tool_choice != "none"
-        return FormatParser(
-            self.format.new_parser(
-                prompt=prompt, tools=self.tools, parse_tools=reads_calls, parallel=self.is_parallel
-            )
+        return self.format.new_parser(
+            prompt=prompt, tools=self.tools, parse_tools=reads_calls, parallel=self.is_parallel
         )
 
     def structured_output(self, form: StructuredOutputParams | None, prompt: str) -> StructuredOutputParams | None:
@@ -134,27 +112,6 @@ def with_parsed_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, 
     ]
 
 
-def whole_message(deltas: Sequence[ChatDelta]) -> ChatMessage:
-    """The message that deltas make up; its calls have no index."""
-    content, reasoning = "", ""
-    calls: dict[int, ToolCall] = {}
-    for delta in deltas:
-        content += delta.content or "" if isinstance(delta.content, str) else ""
-        reasoning += delta.reasoning if isinstance(delta.reasoning, str) else ""
-        for piece in delta.tool_calls if isinstance(delta.tool_calls, list) else ():
-            call = calls.setdefault(
-                piece.index or 0, ToolCall(id=piece.id, type=piece.type, function=FunctionDelta(arguments=""))
-            )
-            call.function.name = call.function.name or piece.function.name
-            call.function.arguments = (call.function.arguments or "") + (piece.function.arguments or "")
-    message = ChatMessage(content=content if content or not calls else None)
-    if reasoning:
-        message.reasoning = message.reasoning_content = reasoning
-    if calls:
-        message.tool_calls = [call for _, call in sorted(calls.items())]
-    return message
-
-
 def _tool_choice(request: ChatRequest, tools: Sequence[Tool]) -> str:
     choice = request.tool_choice
     if choice is None:
@@ -173,17 +130,6 @@ def _tool_choice(request: ChatRequest, tools: Sequence[Tool]) -> str:
     if not tools and choice not in ("none", "auto"):
         raise RequestError("tool_choice needs tools", code="invalid_tools")
     return choice
-
-
-def _delta(delta: AnswerDelta) -> ChatDelta:
-    if delta.kind == "content":
-        return ChatDelta(content=delta.text)
-    if delta.kind == "reasoning":
-        return ChatDelta(reasoning=delta.text, reasoning_content=delta.text)
-    if delta.kind == "tool_call":
-        function = FunctionDelta(name=delta.name, arguments="")
-        return ChatDelta(tool_calls=[ToolCall(index=delta.index, id=delta.id, type="function", function=function)])
-    return ChatDelta(tool_calls=[ToolCall(index=delta.index, function=FunctionDelta(arguments=delta.text))])
 
 
 def _parsed_call(call: Any) -> Any:

@@ -1,14 +1,13 @@
 """/v1/chat/completions."""
 
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...errors import RequestError
-from ..chat_parser import ChatForm, ChatParser, chat_form, whole_message, with_parsed_arguments
+from ..formats.parser import Answer, AnswerDelta
 from ..frames import Output
 from ..generation import Generation
 from ..http import read_json
@@ -19,13 +18,15 @@ from ..protocol.chat import (
     ChatChunkChoice,
     ChatDelta,
     ChatLogprobs,
+    ChatMessage,
     ChatRequest,
     ChatResponse,
+    FunctionDelta,
+    ToolCall,
 )
-from ..protocol.common import new_id, now, refuse, sampling_params
-from ..protocol.completions import FinishReason
+from ..protocol.common import new_id, now, refuse
 from ..request_log import timings
-from ..structure import structured_output
+from ..turn import Turn, finish_reason, read_turn, submit_turn
 from .text import answer_once, answer_stream, check_output, usage, wants_usage
 
 if TYPE_CHECKING:
@@ -46,57 +47,23 @@ async def chat_completions(request: Request) -> Response:
     body = await read_json(request, ChatRequest, server.config.server.max_body_bytes)
     server.check_model(body.model)
     refuse(body, _UNSUPPORTED)
-    form = chat_form(body, server.format, server.prompts.tokenizer)
-    prompt = await server.prompts.render(with_parsed_arguments(body.messages), **_template_options(body))
-    token_ids = await server.prompts.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
-    params = sampling_params(body, server.defaults, **_params(body, form, prompt))
-    answer = _Answer(server, body, form, prompt)
-    generation = await server.submit(
-        request, answer.id, [token_ids], params, priority=body.priority or 0, cache_salt=body.cache_salt or ""
-    )
+    turn = await read_turn(server, body)
+    answer = _Answer(server, turn)
+    generation = await submit_turn(server, request, answer.id, turn)
     if body.stream:
         return await answer_stream(server, request, generation, answer.chunks(generation))
     return await answer_once(server, request, generation, lambda outputs: answer.whole(generation, outputs))
 
 
-def _template_options(body: ChatRequest) -> dict[str, Any]:
-    options = dict(body.chat_template_kwargs or {})
-    for name in ("messages", "tools", "documents"):
-        options.pop(name, None)
-    options["continue_final_message"] = bool(body.continue_final_message)
-    options["add_generation_prompt"] = body.add_generation_prompt
-    if body.tools and body.tool_choice != "none":
-        options["tools"] = body.tools
-    if body.documents:
-        options["documents"] = body.documents
-    if body.reasoning_effort is not None:
-        options["reasoning_effort"] = body.reasoning_effort
-    return options
-
-
-def _params(body: ChatRequest, form: ChatForm, prompt: str) -> dict[str, Any]:
-    if body.top_logprobs and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs: true", code="invalid_sampling_params")
-    fixed: dict[str, Any] = {
-        "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        "structured_output": form.structured_output(structured_output(body), prompt),
-    }
-    if form.needs_special_tokens:
-        fixed["skip_special_tokens"] = False
-    if body.logprobs:
-        fixed["logprobs"] = body.top_logprobs or 0
-    return fixed
-
-
 class _Answer:
     """Makes the answers of one request, whole or in chunks."""
 
-    def __init__(self, server: "Server", body: ChatRequest, form: ChatForm, prompt: str) -> None:
+    def __init__(self, server: "Server", turn: Turn) -> None:
         self.id = new_id("chatcmpl")
         self._created = now()
-        self._model = body.model or server.model_name
-        self._body = body
-        self._parsers: list[ChatParser] = [form.new_parser(prompt) for _ in range(body.n or 1)]
+        self._body = turn.request
+        self._model = self._body.model or server.model_name
+        self._parsers = [turn.new_parser() for _ in range(turn.params.n)]
 
     def whole(self, generation: Generation, outputs: list[Output]) -> ChatResponse:
         """The response that is no stream."""
@@ -119,9 +86,10 @@ class _Answer:
             for index, output in changes:
                 check_output(output)
                 parser = self._parsers[index]
-                deltas = parser.push(output.text)
+                parts = parser.feed(output.text)
                 if output.finish_reason is not None:
-                    deltas += parser.finish()
+                    parts += parser.finish()
+                deltas = [_delta(part) for part in parts]
                 logprobs = self._logprobs(output)
                 if not deltas and (logprobs is not None or self._body.return_token_ids):
                     deltas.append(ChatDelta(content=""))
@@ -137,7 +105,7 @@ class _Answer:
                         ChatChunkChoice(
                             index=index,
                             delta=ChatDelta(),
-                            finish_reason=_finish_reason(parser, output),
+                            finish_reason=finish_reason(parser, output),
                             stop_reason=output.stop_reason,
                         )
                     )
@@ -148,12 +116,11 @@ class _Answer:
 
     def _choice(self, index: int, output: Output) -> ChatChoice:
         parser = self._parsers[index]
-        deltas = parser.push(output.text) + parser.finish()
         return ChatChoice(
             index=index,
-            message=whole_message(deltas),
+            message=_message(parser.feed(output.text) + parser.finish()),
             logprobs=self._logprobs(output),
-            finish_reason=_finish_reason(parser, output),
+            finish_reason=finish_reason(parser, output),
             stop_reason=output.stop_reason,
             token_ids=output.token_ids if self._body.return_token_ids else None,
         )
@@ -173,6 +140,27 @@ class _Answer:
         )
 
 
-def _finish_reason(parser: ChatParser, output: Output) -> FinishReason | None:
-    """An answer that ends with calls ends for them; one that was cut off was cut off."""
-    return "tool_calls" if parser.num_calls and output.finish_reason == "stop" else output.finish_reason
+def _message(parts: Sequence[AnswerDelta]) -> ChatMessage:
+    """The message that the parts make up; its calls have no index."""
+    answer = Answer(tool_calls=[])
+    answer.add(parts)
+    message = ChatMessage(content=answer.content if answer.content or not answer.tool_calls else None)
+    if answer.reasoning:
+        message.reasoning = message.reasoning_content = answer.reasoning
+    if answer.tool_calls:
+        message.tool_calls = [
+            ToolCall(id=call.id, type="function", function=FunctionDelta(name=call.name, arguments=call.arguments))
+            for call in answer.tool_calls
+        ]
+    return message
+
+
+def _delta(part: AnswerDelta) -> ChatDelta:
+    if part.kind == "content":
+        return ChatDelta(content=part.text)
+    if part.kind == "reasoning":
+        return ChatDelta(reasoning=part.text, reasoning_content=part.text)
+    if part.kind == "tool_call":
+        function = FunctionDelta(name=part.name, arguments="")
+        return ChatDelta(tool_calls=[ToolCall(index=part.index, id=part.id, type="function", function=function)])
+    return ChatDelta(tool_calls=[ToolCall(index=part.index, function=FunctionDelta(arguments=part.text))])
