@@ -118,6 +118,8 @@ class ServerConfig:
     request_timeout_s: int = option(3600, "seconds that one request may take in all", cli=True)
     drain_timeout_s: int = option(30, "seconds that running requests get after SIGTERM", cli=True)
     max_body_bytes: int = option(32 * 1024**2, "bytes that the body of a request may have")
+    max_stored_responses: int = option(1000, "responses that are kept for clients that come back to them")
+    max_stored_bytes: int = option(64 * 1024**2, "bytes that these responses may take, counted as JSON")
     ping_interval_s: int = option(30, "seconds without a token after which a stream gets a comment")
     stall_timeout_s: int = option(120, "seconds without a step after which a busy engine counts as stalled")
     send_timeout_s: int = option(60, "seconds after which a client that reads nothing is given up")
@@ -126,6 +128,8 @@ class ServerConfig:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
         for name in ("max_queue_requests", "max_queue_tokens", "request_timeout_s", "max_body_bytes"):
+            _check_auto_or_positive(name, getattr(self, name))
+        for name in ("max_stored_responses", "max_stored_bytes"):
             _check_auto_or_positive(name, getattr(self, name))
         for name in ("ping_interval_s", "stall_timeout_s", "send_timeout_s"):
             _check_auto_or_positive(name, getattr(self, name))

@@ -29,6 +29,14 @@ from .protocol.pooling import (
     ScoreRequest,
     ScoreResponse,
 )
+from .protocol.responses import (
+    DeletedResponse,
+    InputTokens,
+    InputTokensRequest,
+    ItemList,
+    ResponseObject,
+    ResponsesRequest,
+)
 from .protocol.service import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -39,7 +47,7 @@ from .protocol.service import (
     TokenizeResponse,
     Version,
 )
-from .routes import pooling, service
+from .routes import pooling, responses, service
 from .routes.chat import chat_completions
 from .routes.completions import completions
 from .server import Server
@@ -65,6 +73,26 @@ def route_table() -> list[RouteSpec]:
     return [
         RouteSpec(path="/v1/chat/completions", endpoint=chat_completions, takes=ChatRequest, gives=ChatResponse),
         RouteSpec(path="/v1/completions", endpoint=completions, takes=CompletionRequest, gives=CompletionResponse),
+        RouteSpec(path="/v1/responses", endpoint=responses.create, takes=ResponsesRequest, gives=ResponseObject),
+        RouteSpec(
+            path="/v1/responses/input_tokens",
+            endpoint=responses.input_tokens,
+            takes=InputTokensRequest,
+            gives=InputTokens,
+        ),
+        RouteSpec(
+            path="/v1/responses/{response_id}", endpoint=responses.retrieve, method="GET", gives=ResponseObject
+        ),
+        RouteSpec(
+            path="/v1/responses/{response_id}", endpoint=responses.delete, method="DELETE", gives=DeletedResponse
+        ),
+        RouteSpec(path="/v1/responses/{response_id}/cancel", endpoint=responses.cancel, gives=ResponseObject),
+        RouteSpec(
+            path="/v1/responses/{response_id}/input_items",
+            endpoint=responses.input_items,
+            method="GET",
+            gives=ItemList,
+        ),
         RouteSpec(path="/v1/models", endpoint=service.models, method="GET", gives=ModelList),
         RouteSpec(path="/v1/models/{name:path}", endpoint=service.model, method="GET", gives=ModelCard),
         RouteSpec(

@@ -118,6 +118,7 @@ class EventStream(Response):
         ping_interval_s: float,
         send_timeout_s: float,
         headers: Mapping[str, str],
+        ping: bytes = PING,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
@@ -126,11 +127,12 @@ class EventStream(Response):
         self._on_gone = on_gone
         self._ping_interval_s = ping_interval_s
         self._send_timeout_s = send_timeout_s
+        self._ping = ping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until they end or nobody reads them."""
         watcher = asyncio.ensure_future(_watch(receive, self._on_gone))
-        pinger = _Pinger(send, self._ping_interval_s)
+        pinger = _Pinger(send, self._ping, self._ping_interval_s)
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             pinger.arm()
@@ -154,8 +156,9 @@ class EventStream(Response):
 class _Pinger:
     """Sends a comment when nothing was sent for a while: one timer a stream, moved on when it fires."""
 
-    def __init__(self, send: Send, interval_s: float) -> None:
+    def __init__(self, send: Send, ping: bytes, interval_s: float) -> None:
         self._send = send
+        self._bytes = ping
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()
         self._last_s = self._loop.time()
@@ -184,7 +187,7 @@ class _Pinger:
         self._timer = self._loop.call_later(left_s, self._fire)
 
     async def _ping(self) -> None:
-        await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+        await self._send({"type": "http.response.body", "body": self._bytes, "more_body": True})
 
 
 def _nothing() -> None:

@@ -29,6 +29,7 @@ from .generation import Completion, Generation
 from .metrics import Metrics
 from .prompts import Prompts
 from .request_log import log_finished
+from .responses.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Server:
             config.server, num_keys=len(self.keys), by_priority=config.scheduler.policy == "priority"
         )
         self.engine = EngineClient(config, self.admission, self.metrics, self._on_done)
+        self.responses = ResponseStore(config.server.max_stored_responses, config.server.max_stored_bytes)
         self.started_s = time.time()
         self.is_draining = False
         self.is_loaded = False

@@ -26,6 +26,7 @@ class ChatTemplate:
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}
+        self._knows_developers = any("developer" in text for text in self._sources.values())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -57,6 +58,10 @@ class ChatTemplate:
             raise RequestError("add_generation_prompt and continue_final_message exclude each other")
         compiled, takes_parts = self._compile(self._choose(template, bool(tools)))
         chat = [_check_message(index, message, takes_parts) for index, message in enumerate(_as_list(messages))]
+        if not self._knows_developers:
+            # OpenAI's newer name of a role that most models learnt as "system".
+            for message in chat:
+                message["role"] = "system" if message["role"] == "developer" else message["role"]
         if not chat:
             raise RequestError("a chat needs at least one message", code="invalid_messages")
         final = _mark_final(chat[-1]) if continue_final_message else ""

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from ..api_errors import ApiError, ClientGone
 from ..frames import Output, merge
 from ..generation import Generation
-from ..http import DONE, EventStream, JsonResponse, watched
+from ..http import DONE, PING, EventStream, JsonResponse, watched
 from ..protocol.common import GenerationFields, PromptTokensDetails, Usage
 
 if TYPE_CHECKING:
@@ -34,6 +35,30 @@ def event(value: Any) -> bytes:
         if character in data:
             data = data.replace(character, escaped)
     return b"data: " + data + b"\n\n"
+
+
+def named_event(value: Any) -> bytes:
+    """The same, for protocols that also say the event's type in a line of its own."""
+    name: str = value.type
+    return b"event: " + name.encode() + b"\n" + event(value)
+
+
+def _plain_failure(error: ApiError) -> bytes:
+    return b"data: " + error.body() + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """How a protocol writes a stream: its chunks, its end, a failure in its midst, and that it is still there."""
+
+    encode: Callable[[Any], bytes] = event
+    end: bytes = DONE
+    failure: Callable[[ApiError], bytes] = _plain_failure
+    ping: bytes = PING
+
+
+CHUNKS = Wire()
+"""OpenAI's chunks, of chat and completions."""
 
 
 def usage(generation: Generation) -> Usage:
@@ -84,7 +109,7 @@ async def answer_once(server: "Server", request: Request, generation: Generation
 
 
 async def answer_stream(
-    server: "Server", request: Request, generation: Generation, chunks: AsyncIterator[Any]
+    server: "Server", request: Request, generation: Generation, chunks: AsyncIterator[Any], wire: Wire = CHUNKS
 ) -> Response:
     """A stream of chunks. Raises ApiError for a request that the engine refuses, before the first header; one that
     waits long gets the headers before that."""
@@ -102,26 +127,34 @@ async def answer_stream(
         server.engine.cancel(generation, error)
         raise
     return EventStream(
-        _events(server, generation, chunks),
+        _events(server, generation, chunks, wire),
         on_gone=gone,
+        ping=wire.ping,
         ping_interval_s=config.ping_interval_s,
         send_timeout_s=config.send_timeout_s,
         headers={"x-request-id": generation.id},
     )
 
 
-async def _events(server: "Server", generation: Generation, chunks: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+def as_api_error(error: Exception, generation: Generation) -> ApiError:
+    """What the client is told of an error in the midst of an answer; one that nobody foresaw is logged."""
+    if isinstance(error, ApiError):
+        return error
+    logger.error("a stream failed", exc_info=error, extra={"fields": {"request_id": generation.id}})
+    return ApiError(500, "internal error; the log says more", code="internal_error")
+
+
+async def _events(
+    server: "Server", generation: Generation, chunks: AsyncIterator[Any], wire: Wire
+) -> AsyncIterator[bytes]:
     try:
         async for chunk in chunks:
-            yield event(chunk)
-        yield DONE
-    except ApiError as error:
-        server.engine.cancel(generation, error)
-        yield b"data: " + error.body() + b"\n\n"
+            yield wire.encode(chunk)
+        if wire.end:
+            yield wire.end
     except ClientGone:
         return
-    except Exception:
-        logger.exception("a stream failed", extra={"fields": {"request_id": generation.id}})
-        broken = ApiError(500, "internal error; the log says more", code="internal_error")
-        server.engine.cancel(generation, broken)
-        yield b"data: " + broken.body() + b"\n\n"
+    except Exception as error:  # noqa: BLE001 - told to the client, and logged if it is unknown
+        failure = as_api_error(error, generation)
+        server.engine.cancel(generation, failure)
+        yield wire.failure(failure)

@@ -32,6 +32,21 @@ def client(server: LiveServer) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="session")
+def random_server(model_folder: Path) -> Iterator[LiveServer]:
+    """A server on real arithmetic with random weights: it writes what grammars let."""
+    arguments = ["--kv-memory", "64MiB", "--load-format", "dummy", "--threads", "1"]
+    with LiveServer(model_folder, *arguments, device="cpu") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def random_client(random_server: LiveServer) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of it."""
+    with openai.OpenAI(base_url=f"{random_server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
 def llm(model_folder: Path) -> Iterator[LLM]:
     """The same model in this process: what the server's answers are compared with."""
     with LLM(str(model_folder), device="null", load_format="dummy", kv_memory="16MiB") as made:

@@ -1,42 +1,14 @@
 """Tools and forms of output through OpenAI's client; a model with random weights writes what grammars let."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from live_server import LiveServer
+from weather_tools import TOOLS, WEATHER
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-WEATHER = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-    "required": ["city", "days"],
-    "additionalProperties": False,
-}
-TOOLS: list[Any] = [
-    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
-    {
-        "type": "function",
-        "function": {
-            "name": "now",
-            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
-        },
-    },
-]
-
-
-@pytest.fixture(scope="module")
-def random_client(model_folder: Path) -> Iterator[openai.OpenAI]:
-    """A client of a server whose masks are real."""
-    pytest.importorskip("torch")
-    arguments = ["--kv-memory", "64MiB", "--load-format", "dummy"]
-    with LiveServer(model_folder, *arguments, device="reference") as server:
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-            yield made
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -268,3 +268,12 @@ def test_rendering_changes_nothing_of_the_caller() -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": [{"type": "text", "text": "x"}], "name": None}]
     ChatTemplate(SMOLLM2).render(messages, continue_final_message=True)
     assert messages == [{"role": "user", "content": [{"type": "text", "text": "x"}], "name": None}]
+
+
+def test_developers_are_the_system_unless_the_template_knows_them() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    as_system = [{**messages[0], "role": "system"}, messages[1]]
+    template = ChatTemplate(SMOLLM2)
+    assert template.render(messages) == template.render(as_system)
+    knows = ChatTemplate("{% for m in messages %}{{ m.role }}{% if m.role == 'developer' %}!{% endif %} {% endfor %}")
+    assert knows.render(messages) == "developer! user "

@@ -1,0 +1,126 @@
+"""The assistant's next turn of a conversation, whatever protocol asks for it: prompt, parameters, how it is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+
+from ..errors import RequestError
+from ..sampling.params import SamplingParams
+from .chat_parser import ChatForm, TurnParser, chat_form, with_parsed_arguments
+from .frames import Output
+from .generation import Generation
+from .protocol.chat import ChatRequest
+from .protocol.common import sampling_params
+from .protocol.completions import FinishReason
+from .structure import structured_output
+
+if TYPE_CHECKING:
+    from .server import Server
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A request for one turn (n of them), ready for the engine. Chat's request is what other protocols become."""
+
+    request: ChatRequest
+    form: ChatForm
+    prompt: str
+    token_ids: list[int]
+    params: SamplingParams
+
+    def new_parser(self) -> TurnParser:
+        """A parser for one answer."""
+        return self.form.new_parser(self.prompt)
+
+
+async def read_turn(server: "Server", body: ChatRequest) -> Turn:
+    """The turn that a request asks for. Raises RequestError."""
+    form = chat_form(body, server.format, server.prompts.tokenizer)
+    prompt, token_ids = await render_turn(server, body, body.messages)
+    params = sampling_params(body, server.defaults, **_params(body, form, prompt))
+    return Turn(request=body, form=form, prompt=prompt, token_ids=token_ids, params=params)
+
+
+async def render_turn(
+    server: "Server", body: ChatRequest, messages: Sequence[dict[str, Any]]
+) -> tuple[str, list[int]]:
+    """The prompt for these messages, with the request's other fields, as text and token ids. Raises RequestError."""
+    prompt = await server.prompts.render(with_parsed_arguments(messages), **_template_options(body))
+    return prompt, await server.prompts.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
+
+
+async def fit_turn(server: "Server", body: ChatRequest) -> list[dict[str, Any]]:
+    """The messages without the oldest turns, as many as make the prompt too long. The system message stays, and so
+    does the last turn, even if it is too long alone."""
+    limit = server.limits.max_model_len
+    room = limit - min(body.max_completion_tokens or 1, limit // 2)
+    messages = body.messages
+    starts = [index for index, message in enumerate(messages) if message.get("role") == "user"]
+    first = next((i for i, message in enumerate(messages) if message.get("role") not in ("system", "developer")), 0)
+    if not starts:
+        return messages
+
+    async def fits(start: int) -> bool:
+        return len((await render_turn(server, body, messages[:first] + messages[start:]))[1]) <= room
+
+    if await fits(first):
+        return messages
+    low, high = 0, len(starts) - 1  # the first turn that may stay is one of these
+    while low < high:
+        middle = (low + high) // 2
+        if await fits(starts[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return messages[:first] + messages[starts[low] :]
+
+
+async def submit_turn(server: "Server", request: Request, generation_id: str, turn: Turn) -> Generation:
+    """Hand a turn to the engine. Raises RequestError or ApiError."""
+    return await server.submit(
+        request,
+        generation_id,
+        [turn.token_ids],
+        turn.params,
+        priority=turn.request.priority or 0,
+        cache_salt=turn.request.cache_salt or "",
+    )
+
+
+def finish_reason(parser: TurnParser, output: Output) -> FinishReason | None:
+    """An answer that ends with calls ends for them; one that was cut off was cut off."""
+    return "tool_calls" if parser.num_calls and output.finish_reason == "stop" else output.finish_reason
+
+
+def _template_options(body: ChatRequest) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if body.reasoning_effort is not None:
+        options["reasoning_effort"] = body.reasoning_effort
+        if body.reasoning_effort == "none":
+            options["enable_thinking"] = False  # what most templates of models that think call it
+    options.update(body.chat_template_kwargs or {})
+    for name in ("messages", "tools", "documents"):
+        options.pop(name, None)
+    options["continue_final_message"] = bool(body.continue_final_message)
+    options["add_generation_prompt"] = body.add_generation_prompt
+    if body.tools and body.tool_choice != "none":
+        options["tools"] = body.tools
+    if body.documents:
+        options["documents"] = body.documents
+    return options
+
+
+def _params(body: ChatRequest, form: ChatForm, prompt: str) -> dict[str, Any]:
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true", code="invalid_sampling_params")
+    fixed: dict[str, Any] = {
+        "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        "structured_output": form.structured_output(structured_output(body), prompt),
+    }
+    if form.needs_special_tokens:
+        fixed["skip_special_tokens"] = False
+    if body.logprobs:
+        fixed["logprobs"] = body.top_logprobs or 0
+    return fixed
