@@ -34,7 +34,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """KV of one group of layers. token_bytes and block_bytes: of all its layers. num_blocks: 0 if nothing fits."""
+    """KV of one group of layers. token_bytes (0: a block is a state) and block_bytes: of all its layers.
+
+    num_blocks: 0 if nothing fits.
+    """
 
     kind: str
     window: int
@@ -158,7 +161,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
                 kind=group.kind,
                 window=group.window,
                 num_layers=len(group.layer_indices),
-                token_bytes=size // kv.block_size,
+                token_bytes=0 if group.kind == "state" else size // kv.block_size,
                 block_bytes=size,
                 num_blocks=count,
             )
@@ -181,7 +184,7 @@ def _kv_plan(
     """What the device's runner says of its KV blocks; without a device, keys and values in `dtype`."""
     block_size = resolve_block_size(config.kv.block_size, target.caps)
     if target.device is None:
-        sizes = tuple(group.values_per_token * block_size * DTYPE_BYTES[dtype] for group in groups)
+        sizes = tuple(group.block_bytes(block_size, dtype) for group in groups)
         return KVPlan(block_size=block_size, block_bytes=sizes)
     runner = target.device.runner(
         RunnerConfig(

@@ -93,6 +93,9 @@ class ForwardBatch:
 
     Request r owns tokens query_start_loc[r] : query_start_loc[r + 1]; prefill chunks, decodes and draft
     verification are the same thing. Padding is -1 in every table and slot.
+
+    Of a state group, column 0 of the block table is the slot of the state before each row, -1 at the start of a
+    request, and the slot mapping says where the state after a token is kept, -1: nowhere.
     """
 
     input_ids: Array  # [num_tokens] runner; -1: the token that slot token_slots[i] sampled last (run-ahead)
@@ -111,10 +114,15 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVCaches:
-    """The KV caches of all layers, as a forward function takes and returns them."""
+    """The caches of all layers, as a forward function takes and returns them.
+
+    layers: keys and values; None for a layer without attention. states: those of a recurrence; none for others.
+    """
 
     layers: Sequence[Array]  # device; one opaque cache per layer, made by ops.new_kv_cache
     group_of_layer: Sequence[int]  # device; which block table and slot mapping of the batch a layer uses
+    states: Sequence[Sequence[Array]] = ()  # device; per layer, made by ops.new_state; empty if no layer has any
+    state_group: int = 0  # device; which block table and slot mapping states use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,14 +58,12 @@ def _print(plan: "MemoryPlan", bandwidth: int | None) -> None:
     rows = [["weights", format_bytes(plan.weights_bytes), f"{plan.dtype} ({plan.dtype_reason})"]]
     for group in plan.groups:
         window = f", window {group.window}" if group.window else ""
-        per_block = f"{format_bytes(group.block_bytes)} a block of {plan.block_size}"
-        rows.append(
-            [
-                f"KV per token, {group.kind}",
-                format_bytes(group.token_bytes),
-                f"{group.num_layers} layers{window}; {per_block}; {group.num_blocks} blocks",
-            ]
-        )
+        per_block = f"{format_bytes(group.block_bytes)} a block of {plan.block_size}; {group.num_blocks} blocks"
+        if group.kind == "state":
+            what, size, per_block = "state", group.block_bytes, f"room for {group.num_blocks}, checkpoints included"
+        else:
+            what, size = f"KV per token, {group.kind}", group.token_bytes
+        rows.append([what, format_bytes(size), f"{group.num_layers} layers{window}; {per_block}"])
     rows.append(["KV of one request", format_bytes(plan.request_bytes), f"{plan.max_model_len} tokens"])
     if plan.fits:
         at_once = f"{plan.concurrency:.1f} such requests at once (at most {plan.max_num_seqs} run)"

@@ -9,13 +9,13 @@ and the device does not read them.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from .block_pool import NULL_BLOCK, BlockPool
 from .groups import KVGroup
 from .hashing import HashChain, start_chain
-from .policies import make_policy
+from .policies import FullPolicy, make_policy
 
 
 class RequestBlocks:
@@ -23,14 +23,17 @@ class RequestBlocks:
 
     num_blocks: entries of each table (the same in all groups). num_told: entries that the runner knows.
     num_published: leading entries that were published or hit. publish_at: tokens from which there is one more to
-    publish. first_kept: per group, the first entry that did not leave the window. return_at: the position from
-    which the first of them has left.
+    publish. first_kept: per group, the first entry that a row to come needs. return_at: the position from which one
+    of them is needed no more. checkpoints: entries at whose end a state is worth keeping. hit_grows: the step that is
+    being scheduled fills what makes the hit longer.
     """
 
     __slots__ = (
         "chain",
+        "checkpoints",
         "first_kept",
         "hashes",
+        "hit_grows",
         "num_blocks",
         "num_published",
         "num_told",
@@ -45,6 +48,8 @@ class RequestBlocks:
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.first_kept = [0] * num_groups
         self.num_blocks = self.num_told = self.num_published = 0
+        self.checkpoints: set[int] = set()
+        self.hit_grows = False
         self.publish_at = publish_at
         self.return_at = sys.maxsize
 
@@ -84,7 +89,8 @@ class BlockManager:
         self.block_size = block_size
         self.groups = tuple(groups)
         self.policies = tuple(
-            make_policy(group, count, block_size) for group, count in zip(groups, num_blocks, strict=True)
+            make_policy(group, count, block_size, prefix_caching)
+            for group, count in zip(groups, num_blocks, strict=True)
         )
         self.pools = tuple(policy.pool for policy in self.policies)
         self.nothing_new: tuple[Sequence[int], ...] = ((),) * len(self.groups)
@@ -97,6 +103,9 @@ class BlockManager:
         """tokens that one request, alone, can keep"""
         self._prefix_caching = prefix_caching and bool(groups)
         self._hash_seed = hash_seed
+        self._has_states = not all(policy.is_read_in_same_step for policy in self.policies)
+        self._fresh: set[bytes] = set()
+        """hashes of states that the step which is being scheduled writes"""
         self._published: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
         self._last_done_step = 0
 
@@ -116,13 +125,14 @@ class BlockManager:
         if blocks.chain is None:
             return 0
         blocks.chain.extend(blocks.hashes, token_ids, self.block_size)
-        length = (len(token_ids) - 1) // self.block_size
-        while True:
-            before = length
-            for policy in self.policies:
-                length = policy.cached_run(policy.pool.find, blocks.hashes, length)
-            if length == before or len(self.pools) == 1:
-                return length * self.block_size
+        most = (len(token_ids) - 1) // self.block_size
+        length = self._longest_hit(blocks.hashes, most, self.policies, self._fresh)
+        if self._has_states:
+            blocks.hit_grows = bool(self._fresh) and self._longest_hit(blocks.hashes, most, self.policies) > length
+            # A state is kept where the prompt ends, and where it leaves what it shares with others, as KV tells.
+            kv = [policy for policy in self.policies if policy.is_read_in_same_step]
+            blocks.checkpoints = {most - 1, self._longest_hit(blocks.hashes, most, kv) - 1}
+        return length * self.block_size
 
     def admit(self, blocks: RequestBlocks, *, hit: int, end: int, num_tokens: int, spare: int) -> bool:
         """Give a request without blocks the `hit` tokens that `find_hit` found and room for positions [hit, end).
@@ -146,7 +156,7 @@ class BlockManager:
             hits.append(table)
         for index, (policy, table) in enumerate(zip(self.policies, hits, strict=True)):
             policy.pool.share(table)
-            policy.extend(table, last, end)
+            policy.extend(table, last, end, blocks.checkpoints)
             blocks.tables[index] = table
             blocks.first_kept[index] = policy.first_hit(num_hit)
         self._set_return_at(blocks)
@@ -166,7 +176,7 @@ class BlockManager:
             for index, policy in enumerate(self.policies):
                 first, kept = policy.first_kept(start), blocks.first_kept[index]
                 if first > kept:
-                    policy.give_back(blocks.tables[index], kept, first)
+                    policy.give_back(blocks.tables[index], kept, first, blocks.checkpoints)
                     blocks.first_kept[index] = first
             self._set_return_at(blocks)
         first, last = blocks.num_blocks, -(-end // self.block_size)
@@ -176,7 +186,7 @@ class BlockManager:
             if policy.pool.num_free < policy.num_needed(first, last, end):
                 return False
         for table, policy in zip(blocks.tables, self.policies, strict=True):
-            policy.extend(table, last, end)
+            policy.extend(table, last, end, blocks.checkpoints)
         blocks.num_blocks = last
         return True
 
@@ -197,9 +207,12 @@ class BlockManager:
         length = min(num_written, len(token_ids)) // self.block_size
         for i in range(blocks.num_published, length):
             block_hash = blocks.hashes[i]
-            for table, pool in zip(blocks.tables, self.pools, strict=True):
+            for table, policy in zip(blocks.tables, self.policies, strict=True):
+                pool = policy.pool
                 if table[i] != NULL_BLOCK and pool.publish(table[i], block_hash) and step > self._last_done_step:
                     self._published.setdefault(step, []).append((pool, table[i], block_hash))
+                    if not policy.is_read_in_same_step:
+                        self._fresh.add(block_hash)
         blocks.num_published = max(blocks.num_published, length)
         blocks.publish_at = (blocks.num_published + 1) * self.block_size
 
@@ -214,6 +227,10 @@ class BlockManager:
             blocks.publish_at = self.block_size
 
     # ---- steps ----------------------------------------------------------------------------------------------
+    def begin_step(self) -> None:
+        """A step is scheduled from here on; what earlier ones fill is there for its rows."""
+        self._fresh.clear()
+
     def step_done(self, step: int) -> None:
         """A step succeeded: what it published stays."""
         self._last_done_step = step
@@ -256,6 +273,21 @@ class BlockManager:
                 policy.check(table, first)
 
     # ---- private ----------------------------------------------------------------------------------------------
+    def _longest_hit(
+        self,
+        hashes: Sequence[bytes],
+        length: int,
+        policies: Sequence[FullPolicy],
+        unwritten: Container[bytes] = frozenset(),
+    ) -> int:
+        """The fixed point of what groups have, at most `length` blocks."""
+        while True:
+            before = length
+            for policy in policies:
+                length = policy.cached_run(hashes, length, unwritten)
+            if length == before or len(policies) == 1:
+                return length
+
     def _set_return_at(self, blocks: RequestBlocks) -> None:
         times = (policy.return_at(first) for policy, first in zip(self.policies, blocks.first_kept, strict=True))
         blocks.return_at = min((time for time in times if time is not None), default=sys.maxsize)

@@ -98,6 +98,11 @@ class BlockPool:
         if block_id in self._free:
             self._free.move_to_end(block_id, last=False)
 
+    def unpublish_own(self, block_id: int) -> None:
+        """Unpublish a block unless somebody besides the caller uses it."""
+        if self._ref_counts[block_id] == 1:
+            self.unpublish(block_id)
+
     def unpublish_all(self) -> None:
         """Forget what every block holds."""
         self._by_hash.clear()

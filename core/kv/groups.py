@@ -1,33 +1,61 @@
 """KV groups: layers whose KV blocks live and die together. One pool and one block table per group."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..models.mixer import StateShape, state_shapes
 from ..models.spec import ModelSpec
+from ..weights.source import DTYPE_BYTES
+
+CHECKPOINT_TOKENS = 512
+"""How far apart the states are that a prompt leaves for others, besides the one at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroup:
     """Layers with one caching policy.
 
-    kind full keeps every block; sliding returns blocks that left the window. heads: (num_kv_heads, head_dim)
-    per layer, in the order of layer_indices.
+    kind full keeps every block; sliding returns blocks that left the window; state keeps states, not tokens: a block
+    holds num_lanes of them. heads: (num_kv_heads, head_dim) per layer, in the order of layer_indices. states: the
+    arrays of one state per layer, in the same order.
     """
 
-    kind: Literal["full", "sliding"]
+    kind: Literal["full", "sliding", "state"]
     layer_indices: tuple[int, ...]
-    heads: tuple[tuple[int, int], ...]
+    heads: tuple[tuple[int, int], ...] = ()
     window: int = 0
+    states: tuple[tuple[StateShape, ...], ...] = ()
+    num_lanes: int = 1
+    checkpoint_tokens: int = CHECKPOINT_TOKENS
 
-    @property
-    def values_per_token(self) -> int:
-        """Keys and values that all layers of the group store for one token."""
-        return sum(2 * num_kv_heads * head_dim for num_kv_heads, head_dim in self.heads)
+    def attention_layers(self) -> Iterable[tuple[int, tuple[int, int]]]:
+        """(layer, (num_kv_heads, head_dim)) for each layer with keys and values."""
+        return zip(self.layer_indices, self.heads, strict=True) if self.heads else ()
+
+    def state_layers(self) -> Iterable[tuple[int, tuple[StateShape, ...]]]:
+        """(layer, arrays of one state) for each layer with states."""
+        return zip(self.layer_indices, self.states, strict=True) if self.states else ()
+
+    def block_bytes(self, block_size: int, dtype: str) -> int:
+        """Bytes of one block of all layers in plain arrays of `dtype`."""
+        size = DTYPE_BYTES[dtype]
+        keys_and_values = sum(2 * num_kv_heads * head_dim for num_kv_heads, head_dim in self.heads)
+        states = sum(
+            math.prod(shape.shape) * (DTYPE_BYTES["float32"] if shape.is_float32 else size)
+            for layer in self.states
+            for shape in layer
+        )
+        return block_size * keys_and_values * size + self.num_lanes * states
+
+    def num_slots(self, num_blocks: int, block_size: int) -> int:
+        """Slots of a cache of so many blocks."""
+        return num_blocks * (self.num_lanes if self.kind == "state" else block_size)
 
 
 def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
-    """The KV groups of a model, full before sliding, then by window; an encoder has none.
+    """The KV groups of a model, full before sliding, then by window, states last; an encoder has none.
 
     A window that no sequence can outgrow is no window: such layers join the full group.
     """
@@ -35,9 +63,10 @@ def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
         return ()
     by_window: dict[int, list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        window = layer.attn.window
-        by_window.setdefault(window if 0 < window < max_model_len else 0, []).append(index)
-    return tuple(
+        if layer.has_attention:
+            window = layer.attn.window
+            by_window.setdefault(window if 0 < window < max_model_len else 0, []).append(index)
+    attention = [
         KVGroup(
             kind="sliding" if window else "full",
             layer_indices=tuple(layers),
@@ -45,13 +74,23 @@ def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
             window=window,
         )
         for window, layers in sorted(by_window.items())
-    )
+    ]
+    recurrent = {i: layer.mixer for i, layer in enumerate(spec.layers) if layer.mixer is not None}
+    if not recurrent:
+        return tuple(attention)
+    states = tuple(state_shapes(mixer) for mixer in recurrent.values())
+    return (*attention, KVGroup(kind="state", layer_indices=tuple(recurrent), states=states))
 
 
 def group_of_layer(groups: Sequence[KVGroup], num_layers: int) -> list[int]:
-    """The group of each layer; 0 for one that keeps nothing."""
+    """The group of each layer's keys and values; 0 for one that has none."""
     found = [0] * num_layers
     for index, group in enumerate(groups):
-        for layer in group.layer_indices:
+        for layer, _ in group.attention_layers():
             found[layer] = index
     return found
+
+
+def state_group(groups: Sequence[KVGroup]) -> int:
+    """The group of states, of which there is one at most; 0 if none is there."""
+    return next((index for index, group in enumerate(groups) if group.kind == "state"), 0)

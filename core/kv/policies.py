@@ -4,7 +4,7 @@ One policy object a group; a new kind of group is one more class here. The block
 by the kind of a group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Sequence
 
 from .block_pool import NULL_BLOCK, BlockPool
 from .groups import KVGroup
@@ -34,8 +34,9 @@ class FullPolicy:
         return None
 
     # ---- prefix hits -------------------------------------------------------------------------------------------
-    def cached_run(self, find: Callable[[bytes], int | None], hashes: Sequence[bytes], length: int) -> int:
-        """The longest hit of at most `length` blocks; find: from a hash to its block, if that may be hit."""
+    def cached_run(self, hashes: Sequence[bytes], length: int, unwritten: Container[bytes]) -> int:
+        """The longest hit of at most `length` blocks. unwritten: what the step that is being scheduled fills."""
+        find = self.pool.find
         for i in range(length):
             if find(hashes[i]) is None:
                 return i
@@ -55,8 +56,9 @@ class FullPolicy:
         """Free blocks without which a table cannot grow from `first` to `last` entries, for rows up to `end`."""
         return last - first
 
-    def extend(self, table: list[int], last: int, end: int) -> None:
-        """Append entries up to `last`; there are `num_needed` free blocks."""
+    def extend(self, table: list[int], last: int, end: int, checkpoints: Container[int]) -> None:
+        """Append entries up to `last`; there are `num_needed` free blocks. checkpoints: entries that later requests
+        may want to start behind."""
         table.extend(self.pool.take(last - len(table)))
 
     def first_kept(self, start: int) -> int:
@@ -67,7 +69,7 @@ class FullPolicy:
         """The start of a row from which entry `first_kept` is needed no more; None: never."""
         return None
 
-    def give_back(self, table: list[int], first: int, last: int) -> None:
+    def give_back(self, table: list[int], first: int, last: int, checkpoints: Container[int]) -> None:
         """Return the blocks of entries [first, last), which no row will need."""
         self.pool.release(table[first:last])
         table[first:last] = [NULL_BLOCK] * (last - first)
@@ -97,7 +99,8 @@ class SlidingPolicy(FullPolicy):
     def max_chunk(self) -> int | None:
         return self._max_chunk
 
-    def cached_run(self, find: Callable[[bytes], int | None], hashes: Sequence[bytes], length: int) -> int:
+    def cached_run(self, hashes: Sequence[bytes], length: int, unwritten: Container[bytes]) -> int:
+        find = self.pool.find
         first = self.first_hit(length)
         i = length - 1
         while i >= first:
@@ -124,6 +127,88 @@ class SlidingPolicy(FullPolicy):
         return max(0, min(begin + self.block_size, num_computed) - max(begin, seen_from))
 
 
-def make_policy(group: KVGroup, num_blocks: int, block_size: int) -> FullPolicy:
+class StatePolicy(FullPolicy):
+    """Keeps what a recurrence knows after some positions: a block holds a state, not the KV of its positions.
+
+    Entry i holds the state after the last position computed in block i, and from the block's end on it stays as it
+    is: a checkpoint, behind which another request can start. A row from `start` on reads the state after
+    start - 1 and writes the one after its last position, so that most entries of a prompt are null; blocks for
+    checkpoints (every `group.checkpoint_tokens`, and where the request is asked to) are taken while half of the pool
+    is free. Nothing is ever copied: the rows after a hit write into the next entry.
+
+    Speculation: a block has `group.num_lanes` slots (drafts and one more), and the state after position p lies in
+    lane p % num_lanes. So the states after all positions of a row with drafts are kept, and rolling back is reading
+    another one: no recomputation, at the price of as many states as there are drafts.
+
+            | block 0 | block 1 | block 2 | block 3 | block 4
+      table |  null   |  null   |  state  |  state  |   -       a prompt of 58 tokens, block_size 16
+            |         |         | after 47| after 57|           the next row reads 57, a later request may hit 47
+
+    A request must not hit a state that another one writes in the same step: rows of a step run side by side.
+    """
+
+    is_read_in_same_step = False
+
+    def __init__(self, group: KVGroup, num_blocks: int, block_size: int, prefix_caching: bool) -> None:
+        super().__init__(group, num_blocks, block_size)
+        self.num_lanes = group.num_lanes
+        self.checkpoint_every = max(1, group.checkpoint_tokens // block_size)
+        self.prefix_caching = prefix_caching
+
+    def max_tokens(self) -> int | None:
+        return None
+
+    def cached_run(self, hashes: Sequence[bytes], length: int, unwritten: Container[bytes]) -> int:
+        found = (n for n in range(length, 0, -1) if self.pool.find(hashes[n - 1]) is not None)
+        return next((n for n in found if hashes[n - 1] not in unwritten), 0)
+
+    def first_hit(self, num_blocks: int) -> int:
+        return max(0, num_blocks - 1)
+
+    def num_reserved(self, num_new: int, num_missing: int, spare: int) -> int:
+        return 2
+
+    def num_needed(self, first: int, last: int, end: int) -> int:
+        return last - max(first, self._first_needed(end))
+
+    def extend(self, table: list[int], last: int, end: int, checkpoints: Container[int]) -> None:
+        needed = self._first_needed(end)
+        left = max(0, self.pool.num_free - self.num_needed(len(table), last, end) - self.pool.num_blocks // 2)
+        for index in range(len(table), last):
+            is_wanted = index >= needed
+            if not is_wanted and left and self.prefix_caching and self._lasts(index, checkpoints):
+                is_wanted, left = True, left - 1
+            table.append(self.pool.take(1)[0] if is_wanted else NULL_BLOCK)
+
+    def first_kept(self, start: int) -> int:
+        return max(0, (start - 1) // self.block_size - self.prefix_caching)
+
+    def return_at(self, first_kept: int) -> int | None:
+        return (first_kept + 1 + self.prefix_caching) * self.block_size + 1
+
+    def give_back(self, table: list[int], first: int, last: int, checkpoints: Container[int]) -> None:
+        # A state a block for every request would soon drive all others out; the last one of an answer is kept.
+        for index in range(first, last):
+            if table[index] != NULL_BLOCK and not self._lasts(index, checkpoints):
+                self.pool.unpublish_own(table[index])
+        super().give_back(table, first, last, checkpoints)
+
+    def num_used(self, index: int, num_computed: int) -> int:
+        return self.block_size if index * self.block_size < num_computed else 0
+
+    def check(self, table: Sequence[int], first_kept: int) -> None:
+        assert not any(table[:first_kept]) and (not table or table[-1]), f"no state at the end of {table}"
+
+    def _first_needed(self, end: int) -> int:
+        """The first entry for which a row up to `end` must have a block: rolling back may lead to it."""
+        return max(0, end - self.num_lanes) // self.block_size
+
+    def _lasts(self, index: int, checkpoints: Container[int]) -> bool:
+        return (index + 1) % self.checkpoint_every == 0 or index in checkpoints
+
+
+def make_policy(group: KVGroup, num_blocks: int, block_size: int, prefix_caching: bool) -> FullPolicy:
     """The policy of a group, with a pool of so many blocks."""
+    if group.kind == "state":
+        return StatePolicy(group, num_blocks, block_size, prefix_caching)
     return {"full": FullPolicy, "sliding": SlidingPolicy}[group.kind](group, num_blocks, block_size)

@@ -20,8 +20,12 @@ class KVSize:
 def blocks_per_request(group: KVGroup, num_tokens: int, block_size: int, max_num_batched_tokens: int) -> int:
     """Blocks that one request of `num_tokens` holds at most at one time.
 
-    A sliding group keeps the window before a step's first token, and the step's own tokens.
+    A sliding group keeps the window before a step's first token, and the step's own tokens. A state group keeps the
+    state before a step, the one after it and the last at a block's end, besides those of drafts; one more is for
+    a checkpoint of the prompt.
     """
+    if group.kind == "state":
+        return 4 + (-(-2 * group.num_lanes // block_size) if group.num_lanes > 1 else 0)
     if group.kind == "sliding":
         num_tokens = min(num_tokens, group.window + max_num_batched_tokens)
         return -(-num_tokens // block_size) + 1

@@ -22,12 +22,18 @@ def attention(
 
     cos, sin: of the layer's rope. group: the layer's KV group, by which the batch holds tables and slots.
     """
+    if attn.in_scale != 1.0:
+        x = ops.scale(x, attn.in_scale)
     if attn.latent is not None:
         return _latent_attention(ops, attn, attn.latent, params, prefix, x, cos, sin, cache, group, batch)
     num_heads, num_kv_heads, head_dim = attn.num_heads, attn.num_kv_heads, attn.head_dim
     bias = params[f"{prefix}qkv_proj.bias"] if attn.qkv_bias else None
     qkv = ops.linear(x, params[f"{prefix}qkv_proj.weight"], bias)
-    query, key, value = ops.split(qkv, (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim))
+    query_size = num_heads * head_dim * (2 if attn.gate_in_query else 1)
+    query, key, value = ops.split(qkv, (query_size, num_kv_heads * head_dim, num_kv_heads * head_dim))
+    if attn.gate_in_query:
+        query, gate = ops.split(ops.split_heads(query, head_dim=2 * head_dim), (head_dim, head_dim))
+        query, gate = ops.merge_heads(query), ops.merge_heads(gate)
     if not attn.norm_after_rope:
         query = _heads(ops, attn, params, f"{prefix}q_norm.", query)
         key = _heads(ops, attn, params, f"{prefix}k_norm.", key)
@@ -44,9 +50,12 @@ def attention(
     cache = ops.write_kv(cache, key, value, batch.slot_mappings[group])
     out = ops.merge_heads(_paged(ops, attn, params, prefix, query, cache, group, batch))
     if attn.gated:
-        out = ops.gate(out, ops.linear(x, params[f"{prefix}gate_proj.weight"]))
+        gate = ops.linear(x, params[f"{prefix}gate_proj.weight"])
+    if attn.gated or attn.gate_in_query:
+        out = ops.gate(out, gate)
     bias = params[f"{prefix}o_proj.bias"] if attn.o_bias else None
-    return ops.linear(out, params[f"{prefix}o_proj.weight"], bias), cache
+    out = ops.linear(out, params[f"{prefix}o_proj.weight"], bias)
+    return (out if attn.out_scale == 1.0 else ops.scale(out, attn.out_scale)), cache
 
 
 def _latent_attention(

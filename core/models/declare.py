@@ -7,9 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from .mixer import conv_channels
 from .params import Param, Part, Shard
 from .rope import num_rope_variants, rope_tables
-from .spec import AttentionSpec, LatentSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec, NormSpec, PoolerSpec, RopeSpec
+from .spec import (
+    AttentionSpec,
+    LatentSpec,
+    LayerSpec,
+    MixerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+    PoolerSpec,
+    RopeSpec,
+)
 
 
 def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
@@ -114,14 +126,19 @@ def _head(pooler: PoolerSpec) -> Iterator[Param]:
 
 def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
     hidden, norms_output = spec.hidden_size, layer.post_norm or layer.norm_after_add
-    if layer.pre_norm and layer.attn_pre_norm:
-        yield from _norm(spec.norm, f"{prefix}.attn_norm", hidden)
-    if layer.attn.latent is None:
-        yield from _attention(layer.attn, f"{prefix}.attn", hidden)
-    else:
-        yield from _latent_attention(layer.attn, layer.attn.latent, f"{prefix}.attn", hidden)
-    if norms_output:
-        yield from _norm(spec.norm, f"{prefix}.attn_post_norm", hidden)
+    if layer.has_attention or layer.mixer is not None:
+        if layer.pre_norm and layer.attn_pre_norm:
+            yield from _norm(spec.norm, f"{prefix}.attn_norm", hidden)
+        if layer.attn.latent is not None:
+            yield from _latent_attention(layer.attn, layer.attn.latent, f"{prefix}.attn", hidden)
+        elif layer.has_attention:
+            yield from _attention(layer.attn, f"{prefix}.attn", hidden)
+        if layer.mixer is not None:
+            yield from _mixer(layer.mixer, f"{prefix}.mixer", hidden)
+        if norms_output:
+            yield from _norm(spec.norm, f"{prefix}.attn_post_norm", hidden)
+    if not layer.has_feed_forward:
+        return
     if layer.pre_norm and not layer.shared_norm:
         yield from _norm(spec.norm, f"{prefix}.mlp_norm", hidden)
     if layer.moe is None:
@@ -134,7 +151,7 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
 
 def _attention(attn: AttentionSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     query_rows, kv_rows = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
-    rows = {"q_proj": query_rows, "k_proj": kv_rows, "v_proj": kv_rows}
+    rows = {"q_proj": query_rows * (2 if attn.gate_in_query else 1), "k_proj": kv_rows, "v_proj": kv_rows}
     yield from _fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, attn.num_kv_heads)
     if attn.qk_norm is not None:
         yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.q_norm", attn.num_heads)
@@ -189,6 +206,53 @@ def _latent_attention(attn: AttentionSpec, latent: LatentSpec, prefix: str, hidd
         num_stacked=attn.num_heads,
     )
     yield from _linear(f"{prefix}.o_proj", hidden_size, attn.num_heads * latent.v_head_dim, "row", attn.o_bias)
+
+
+def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+    heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
+    channels, groups = conv_channels(mixer), mixer.num_key_heads
+    vectors: dict[str, tuple[int, ...]] = {"conv.weight": (channels, 1, mixer.conv_width)}
+    if mixer.conv_bias:
+        vectors["conv.bias"] = (channels,)
+    match mixer.kind:
+        case "delta":
+            rows = {"q_proj": keys, "k_proj": keys, "v_proj": size, "z_proj": size}
+            [fused] = _fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, groups)
+            larger = (Part(name=f"{prefix}.qkv_proj.weight", rows=2 * keys + size), fused.parts[-1])
+            yield dataclasses.replace(fused, larger_parts=larger, shard="replicated")
+            rows = {"beta_proj": heads, "dt_proj": heads}
+            yield from _fused(f"{prefix}.gates_proj", prefix, rows, hidden_size, False, groups)
+            vectors |= {"a_log": (heads,), "dt_bias": (heads,)}
+            if mixer.norm is not None:
+                yield from _norm(mixer.norm, f"{prefix}.norm", mixer.head_dim)
+        case "mamba2":
+            yield from _linear(
+                f"{prefix}.in_proj", 2 * size + 2 * keys + heads, hidden_size, "replicated", mixer.bias
+            )
+            vectors |= {"a_log": (heads,), "d": (heads,), "dt_bias": (heads,)}
+            if mixer.norm is not None:
+                vectors["norm.weight"] = (size,)
+        case "mamba":
+            yield from _linear(f"{prefix}.in_proj", 2 * size, hidden_size, "replicated", mixer.bias)
+            yield from _linear(f"{prefix}.x_proj", mixer.dt_rank + 2 * keys, size, "replicated", False)
+            yield from _linear(f"{prefix}.dt_proj", size, mixer.dt_rank, "replicated", False)
+            vectors |= {"a_log": (heads, keys), "d": (heads,), "dt_bias": (heads,)}
+            if mixer.norm is not None:
+                for name, width in (("dt_norm", mixer.dt_rank), ("b_norm", keys), ("c_norm", keys)):
+                    yield from _norm(mixer.norm, f"{prefix}.{name}", width)
+        case "conv":
+            yield from _linear(f"{prefix}.in_proj", 3 * size, hidden_size, "replicated", mixer.bias)
+    for name, shape in vectors.items():
+        yield Param(name=f"{prefix}.{name}", shape=shape, kind="vector")
+    if mixer.multipliers:
+        counts = (size, size, keys, keys, heads)
+        yield Param(
+            name=f"{prefix}.multipliers",
+            shape=(sum(counts),),
+            kind="constant",
+            compute=lambda: np.repeat(np.asarray(mixer.multipliers, np.float32), counts),
+        )
+    yield from _linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.bias)
 
 
 def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:

@@ -8,6 +8,7 @@ from ..stages import Array, ForwardBatch, KVCaches
 from .attention import attention
 from .declare import rope_numbers
 from .feed_forward import feed_forward
+from .mixer import States, mix
 from .norms import Params, add_and_normalize, normalize
 from .rope import num_rope_variants
 from .spec import ModelSpec, RopeSpec
@@ -25,21 +26,32 @@ def decoder(
     block: Array = None  # output of the last attention or feed-forward block, not yet added to the residual
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     caches: list[Array] = []
+    states: list[States] = []
     for i, (layer, number) in enumerate(zip(spec.layers, rope_numbers(spec), strict=True)):
         prefix = f"layers.{i}."
         if layer.attn.rope is not None and number == len(angles):
             angles.append(_angles(ops, layer.attn.rope, f"rope.{number}.", params, batch))
         cos, sin = (None, None) if number < 0 else angles[number]
 
-        norm = f"{prefix}attn_norm."
-        x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
-        group, cache = kv.group_of_layer[i], kv.layers[i]
-        block, cache = attention(ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, cache, group, batch)
+        cache, state = kv.layers[i], kv.states[i] if layer.mixer is not None else ()
+        if layer.has_attention or layer.mixer is not None:
+            norm = f"{prefix}attn_norm."
+            x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
+            block = None
+            if layer.has_attention:
+                group = kv.group_of_layer[i]
+                block, cache = attention(ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, cache, group, batch)
+            if layer.mixer is not None:
+                mixed, state = mix(ops, layer.mixer, params, f"{prefix}mixer.", x, state, kv.state_group, batch)
+                block = mixed if block is None else ops.add(block, mixed)
+            if layer.post_norm:
+                block = normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", block)
+            if layer.residual_scale != 1.0:
+                block = ops.scale(block, layer.residual_scale)
         caches.append(cache)
-        if layer.post_norm:
-            block = normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", block)
-        if layer.residual_scale != 1.0:
-            block = ops.scale(block, layer.residual_scale)
+        states.append(state)
+        if not layer.has_feed_forward:
+            continue
 
         norm = f"{prefix}mlp_norm."
         if layer.parallel:
@@ -59,7 +71,10 @@ def decoder(
             total = ops.add(block, residual)
             block, residual = None, normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", total)
     hidden_states, _ = add_and_normalize(ops, spec.norm, params, "final_norm.", block, residual, spec.final_norm)
-    return hidden_states, KVCaches(layers=caches, group_of_layer=kv.group_of_layer)
+    caches_after = KVCaches(
+        layers=caches, group_of_layer=kv.group_of_layer, states=states, state_group=kv.state_group
+    )
+    return hidden_states, caches_after
 
 
 def compute_logits(ops: OpTable, spec: ModelSpec, params: Params, hidden_states: Array) -> Array:

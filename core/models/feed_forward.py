@@ -17,12 +17,16 @@ def _mlp(ops: OpTable, mlp: MlpSpec, params: Params, prefix: str, x: Array) -> A
     name = "gate_up_proj" if mlp.gated else "up_proj"
     bias = params[f"{prefix}{name}.bias"] if mlp.bias else None
     up = ops.linear(x, params[f"{prefix}{name}.weight"], bias)
+    if mlp.gate_scale != 1.0:
+        gate, up = ops.split(up, (mlp.intermediate_size, mlp.intermediate_size))
+        up = ops.concat((ops.scale(gate, mlp.gate_scale), up))
     if mlp.xielu:
         up = ops.xielu(up, params[f"{prefix}act.alpha_p"], params[f"{prefix}act.alpha_n"])
     else:
         up = ops.act_mul(up, activation=mlp.activation) if mlp.gated else ops.act(up, activation=mlp.activation)
     bias = params[f"{prefix}down_proj.bias"] if mlp.bias else None
-    return ops.linear(up, params[f"{prefix}down_proj.weight"], bias)
+    out = ops.linear(up, params[f"{prefix}down_proj.weight"], bias)
+    return out if mlp.out_scale == 1.0 else ops.scale(out, mlp.out_scale)
 
 
 def _moe(ops: OpTable, moe: MoeSpec, params: Params, prefix: str, x: Array) -> Array:

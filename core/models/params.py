@@ -32,6 +32,7 @@ class Param:
     out_features, in_features]; "vector" (norm weights, biases) stays in float32; "constant" is computed by
     `compute`, not read.
     parts: the stacked pieces, top to bottom, that a checkpoint may hold instead of the whole.
+    larger_parts: other such pieces, each of one or several parts.
     num_groups: a whole may be stored in so many groups that each hold their share of every part (Stored.interleaved).
     """
 
@@ -40,6 +41,7 @@ class Param:
     kind: Literal["linear", "embedding", "stacked", "vector", "constant"]
     shard: Shard = "replicated"
     parts: tuple[Part, ...] = ()
+    larger_parts: tuple[Part, ...] = ()
     num_groups: int = 1
     num_stacked: int = 1
     quantizable: bool = False

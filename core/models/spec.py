@@ -105,10 +105,16 @@ class AttentionSpec:
     """a learned logit of each head takes part in its softmax, with no value"""
     gated: bool = False
     """the output is multiplied by sigmoid(gate_proj(x)) before o_proj"""
+    gate_in_query: bool = False
+    """gated by what q_proj gives for each head beside its query"""
     temperature_scale: float = 0.0
     """queries grow by 1 + temperature_scale * log(1 + floor((position + temperature_shift) / temperature_length))"""
     temperature_length: int = 1
     temperature_shift: int = 0
+    in_scale: float = 1.0
+    """multiplies the input"""
+    out_scale: float = 1.0
+    """multiplies the output"""
     latent: LatentSpec | None = None
     """head_dim is then that of the cache, kv_lora_rank + qk_rope_head_dim, of one KV head"""
 
@@ -121,8 +127,16 @@ class MlpSpec:
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    gate_scale: float = 1.0
+    """multiplies gate_proj's output before the activation"""
+    out_scale: float = 1.0
+    """multiplies the output"""
     xielu: bool = False
     """the activation is xIELU (Huang and Schlag 2024), which has two parameters, instead"""
+
+
+NO_ATTENTION = AttentionSpec(num_heads=0, num_kv_heads=0, head_dim=0, scale=1.0)
+NO_MLP = MlpSpec(intermediate_size=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +176,53 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSpec:
-    """One decoder layer: residual stream, attention, feed-forward, and where the norms stand."""
+class MixerSpec:
+    """A recurrence over positions, which keeps a state instead of keys and values.
 
-    attn: AttentionSpec
-    mlp: MlpSpec
+    mamba: a selective state space for each channel; mamba2: one with a scalar decay for each head; delta: the gated
+    delta rule; conv: a short convolution between two gates (LFM2).
+    """
+
+    kind: Literal["mamba", "mamba2", "delta", "conv"]
+    num_heads: int
+    head_dim: int
+    """values of a head; mamba, conv: 1, every channel is a head"""
+    conv_width: int = 4
+    num_key_heads: int = 1
+    """groups of heads that share what is written and read by"""
+    state_size: int = 0
+    """what is kept for each value: the size of keys"""
+    dt_rank: int = 0
+    """mamba: size of the latent from which step sizes come"""
+    bias: bool = False
+    """biases on the projections in and out"""
+    conv_bias: bool = True
+    norm: NormSpec | None = None
+    """mamba: of step size, b and c; mamba2: of the gated output, by group; delta: of each head's output, before the
+    gate"""
+    norm_first: bool = False
+    """mamba2: the output is normalised, then gated"""
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
+    """bounds of step sizes"""
+    beta_scale: float = 1.0
+    """delta: 2 where the rate of learning goes up to 2"""
+    multipliers: tuple[float, ...] = ()
+    """mamba2: of the parts of in_proj's output (gate, x, b, c, dt)"""
+    in_scale: float = 1.0
+    out_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One decoder layer: residual stream, attention, feed-forward, and where the norms stand.
+
+    A layer may lack attention (zero heads) or its feed-forward block (zero size).
+    """
+
+    attn: AttentionSpec = NO_ATTENTION
+    mlp: MlpSpec = NO_MLP
+    mixer: MixerSpec | None = None
+    """a recurrence in the place of attention, or beside it: their outputs are added"""
     moe: MoeSpec | None = None
     """takes the place of mlp"""
     pre_norm: bool = True
@@ -183,6 +239,16 @@ class LayerSpec:
     """in a parallel layer: one norm serves both blocks"""
     residual_scale: float = 1.0
     """multiplies each block's output before the residual add"""
+
+    @property
+    def has_attention(self) -> bool:
+        """False for a layer without keys and values."""
+        return self.attn.num_heads > 0
+
+    @property
+    def has_feed_forward(self) -> bool:
+        """False for a layer that is attention or a recurrence alone."""
+        return self.moe is not None or self.mlp.intermediate_size > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

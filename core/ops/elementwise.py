@@ -73,7 +73,10 @@ def xielu(x: Array, alpha_p: Array, alpha_n: Array) -> Array:
 
 
 def mul(x: Array, y: Array) -> Array:
-    """x * y in float32 at least, as x's dtype. x: [num_tokens, n]; y: float32 [n] or [num_tokens, 1]."""
+    """x * y in float32 at least, as x's dtype.
+
+    x: [num_tokens, n]; y: float32 [n] or [num_tokens, 1], or of x's shape and dtype.
+    """
     import torch
 
     return (x.to(torch.promote_types(x.dtype, torch.float32)) * y).to(x.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import PluginError
 from ..platform import OpContext, OpProvider
 from ..suggest import did_you_mean
-from . import attention, elementwise, moe, norm, packed, ragged, rope, sampling, transfer
+from . import attention, elementwise, moe, norm, packed, ragged, rope, sampling, state, transfer
 
 DEFINITION = "definition"
 """The provider that stands behind all others: core/ops itself."""
@@ -16,6 +16,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "packed weights": ("pack_linear", "linear", "embedding"),
     "stacked weights": ("pack_stacked", "grouped_experts", "absorb_keys", "expand_values"),
     "kv cache": ("new_kv_cache", "write_kv", "paged_attention"),
+    "states": ("new_state", "causal_conv", "selective_scan", "gated_delta"),
 }
 """Ops that share a memory layout: one provider serves all of a family or none of it."""
 
@@ -47,6 +48,11 @@ class OpTable:
     new_kv_cache = staticmethod(attention.new_kv_cache)
     write_kv = staticmethod(attention.write_kv)
     paged_attention = staticmethod(attention.paged_attention)
+    # states
+    new_state = staticmethod(state.new_state)
+    causal_conv = staticmethod(state.causal_conv)
+    selective_scan = staticmethod(state.selective_scan)
+    gated_delta = staticmethod(state.gated_delta)
     # whole requests
     encoder_attention = staticmethod(ragged.encoder_attention)
     mean_rows = staticmethod(ragged.mean_rows)

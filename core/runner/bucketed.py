@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..kv.groups import group_of_layer, state_group
 from ..models.decoder import compute_logits, decoder
 from ..models.encoder import encoder
 from ..models.pooler import pool
-from ..models.spec import ModelSpec
 from ..ops import OpTable
 from ..platform import Pending, Runner, RunnerConfig
 from ..stages import (
@@ -53,17 +53,17 @@ class Programs:
 
     def __init__(
         self,
-        spec: ModelSpec,
+        config: RunnerConfig,
         ops: OpTable,
         buckets: Buckets,
-        group_of_layer: Sequence[int],
         as_float: Callable[[Array], Array],
     ) -> None:
         """as_float: the float32 values whose bits an int32 array holds."""
-        self._spec = spec
+        self._spec = config.spec
         self._ops = ops
         self._buckets = buckets
-        self._group_of_layer = group_of_layer
+        self._group_of_layer = group_of_layer(config.groups, config.spec.num_layers)
+        self._state_group = state_group(config.groups)
         self._as_float = as_float
 
     def function(self, bucket: Bucket) -> Callable[..., Any]:
@@ -98,9 +98,15 @@ class Programs:
             if spec.kind == "encoder":
                 hidden_states = encoder(ops, spec, params, batch)
             else:
-                caches = KVCaches(layers=kv, group_of_layer=self._group_of_layer)
+                layers, states = zip(*kv, strict=True)
+                caches = KVCaches(
+                    layers=layers,
+                    group_of_layer=self._group_of_layer,
+                    states=states,
+                    state_group=self._state_group,
+                )
                 hidden_states, caches = decoder(ops, spec, params, caches, batch)
-                kv = list(caches.layers)
+                kv = list(zip(caches.layers, caches.states, strict=True))
             return hidden_states, ops.gather(hidden_states, batch.logits_indices), kv
 
         return forward

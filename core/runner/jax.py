@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from ..errors import DeviceLost, OutOfMemory, Unsupported
-from ..kv.groups import group_of_layer
 from ..ops import OpTable, Selection, select_ops
 from ..ops.jax import FUNCTIONS, NAME
 from ..ops.table import DEFINITION
@@ -22,8 +21,8 @@ from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
 from .bucketed import BucketedRunner, HostArray
 from .buckets import Bucket, Buckets, ForwardBucket
-from .jax_programs import JaxPrograms, StepShapes, abstract_shapes
-from .jax_sharding import check_divides, is_cut_by_parts, kv_sharding, make_mesh, param_sharding, replicated
+from .jax_programs import JaxCaches, JaxPrograms, StepShapes, abstract_shapes, make_caches
+from .jax_sharding import check_divides, is_cut_by_parts, make_mesh, param_sharding, replicated
 
 _LOST = ("UNAVAILABLE", "DATA_LOSS", "ABORTED", "INTERNAL: Core halted")
 """How the runtime's messages begin when a device does not answer any more."""
@@ -97,7 +96,7 @@ class JaxRunner(BucketedRunner):
         if any(selection.provider == DEFINITION for selection in self.selections):
             self._trace()
         self._params: dict[str, Array] = {}
-        self._kv: list[Array] = []
+        self._kv: JaxCaches = []
         self._last_tokens: Array = None
         self._programs: JaxPrograms | None = None
 
@@ -124,7 +123,9 @@ class JaxRunner(BucketedRunner):
         return KVPlan(
             block_size=size,
             block_bytes=tuple(
-                sum(
+                group.block_bytes(size, dtype)
+                if group.kind == "state"
+                else sum(
                     self.device.block_bytes(
                         block_size=size, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
                     )
@@ -145,17 +146,7 @@ class JaxRunner(BucketedRunner):
         if total > memory.total_bytes:
             raise OutOfMemory(f"{what} is more than the {format_bytes(memory.total_bytes)} of {self.device.info.id}")
         with _errors(what):
-            groups = group_of_layer(self.config.groups, self.config.spec.num_layers)
-            for layer, group in zip(self.config.spec.layers if self.config.groups else (), groups, strict=False):
-                cache = self.ops.new_kv_cache(
-                    num_blocks=num_blocks[group],
-                    block_size=self.config.block_size,
-                    num_kv_heads=layer.attn.num_kv_heads,
-                    head_dim=layer.attn.head_dim,
-                    dtype=self.config.dtype,
-                    device=kv_sharding(self.device.mesh),
-                )
-                self._kv.append(cache)
+            self._kv = make_caches(self.config, self.ops, self.device.mesh, num_blocks)
             self._last_tokens = self.ops.to_device(np.zeros(self.config.max_num_seqs, np.int32))
             jax.block_until_ready((self._kv, self._last_tokens))
         key = (self.config, tuple(num_blocks))

@@ -4,7 +4,6 @@ Compiling needs shapes only, so that a step can also be compiled ahead of time f
 """
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..kv.groups import group_of_layer
 from ..models.declare import declare_params
-from ..models.spec import LayerSpec
 from ..ops import OpTable
 from ..ops.jax._arrays import DTYPES
 from ..platform import RunnerConfig
 from ..stages import Array
 from .bucketed import Programs
 from .buckets import Bucket, Buckets, ForwardBucket, SampleBucket, size_of
+from .caches import new_caches
 from .jax_sharding import abstract_params, kv_sharding, replicated
+
+JaxCaches = Sequence[tuple[Any, Sequence[Any]]]
+"""Of each layer, the cache of keys and values (None without attention) and its states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,32 +31,37 @@ class StepShapes:
 
     params: Mapping[str, Any]
     """by canonical name"""
-    kv: Sequence[Any]
-    """the cache of each layer"""
+    kv: JaxCaches
     last_tokens: Any
     """[max_num_seqs] int32"""
+
+
+def make_caches(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Sequence[int]) -> JaxCaches:
+    """The zeroed caches of all layers: keys and values cut between heads, states whole on every device."""
+    caches = new_caches(
+        ops,
+        config.groups,
+        num_blocks,
+        num_layers=config.spec.num_layers if config.groups else 0,
+        block_size=config.block_size,
+        dtype=config.dtype,
+        device=kv_sharding(mesh),
+        state_device=replicated(mesh),
+    )
+    return list(zip(caches.layers, caches.states, strict=True))
 
 
 def abstract_shapes(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Sequence[int]) -> StepShapes:
     """What `config` would be compiled for with parameters as core/ops/jax packs them; no memory is taken."""
 
-    def cache(layer: LayerSpec, group: int) -> Any:
-        make = functools.partial(
-            ops.new_kv_cache,
-            num_blocks=num_blocks[group],
-            block_size=config.block_size,
-            num_kv_heads=layer.attn.num_kv_heads,
-            head_dim=layer.attn.head_dim,
-            dtype=config.dtype,
-            device=kv_sharding(mesh),
-        )
-        shape = jax.eval_shape(make)
-        return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=kv_sharding(mesh))
-
-    groups = group_of_layer(config.groups, config.spec.num_layers)
+    caches = jax.eval_shape(lambda: make_caches(config, ops, mesh, num_blocks))
+    kv = [
+        (_placed(cache, kv_sharding(mesh)), tuple(_placed(state, replicated(mesh)) for state in states))
+        for cache, states in caches
+    ]
     return StepShapes(
         params=abstract_params(declare_params(config.spec), config.dtype, mesh),
-        kv=[cache(layer, group) for layer, group in zip(config.spec.layers, groups, strict=True) if config.groups],
+        kv=kv,
         last_tokens=jax.ShapeDtypeStruct((config.max_num_seqs,), jnp.int32, sharding=replicated(mesh)),
     )
 
@@ -74,8 +80,7 @@ class JaxPrograms:
     ) -> None:
         self._compiler_options = dict(compiler_options or {})
         self.buckets = Buckets(config)
-        groups = group_of_layer(config.groups, config.spec.num_layers)
-        self._programs = Programs(config.spec, ops, self.buckets, groups, _as_float)
+        self._programs = Programs(config, ops, self.buckets, _as_float)
         self._hidden_size = config.spec.hidden_size
         self._dtype = DTYPES[config.dtype]
         self._mesh = mesh
@@ -107,7 +112,7 @@ class JaxPrograms:
         if isinstance(bucket, ForwardBucket):
             options = {
                 "donate_argnums": 1,
-                "out_shardings": (whole, whole, [cache.sharding for cache in self._kv]),
+                "out_shardings": (whole, whole, jax.tree.map(lambda cache: cache.sharding, self._kv)),
             }
         elif isinstance(bucket, SampleBucket):
             options["donate_argnums"] = 2
@@ -124,6 +129,11 @@ class JaxPrograms:
         if isinstance(bucket, SampleBucket):
             return self._params, hidden, self._last_tokens, packed
         return self._params, hidden, packed
+
+
+def _placed(shape: Any, sharding: Any) -> Any:
+    """An array that is not there, on its devices; None stays None."""
+    return shape if shape is None else jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
 def _as_float(words: Array) -> Array:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..kv.groups import KVGroup
 from ..models.rope import ONE_ROW, RopeRows
 from ..models.spec import Pooling
 from ..platform import Pending, Runner, RunnerConfig
@@ -135,10 +136,15 @@ class ModelRunner:
             positions=positions.astype(np.int32),
             query_start_loc=query_start_loc,
             seq_lens=ends.astype(np.int32),
-            block_tables=[table[slots, :width] for table in self._block_tables],
+            block_tables=[
+                table[slots, :width] if group.kind != "state" else self._states_before(group, table, slots, starts)
+                for group, table in zip(self.config.groups, self._block_tables, strict=True)
+            ],
             slot_mappings=[
                 (table[token_slots, block_index] * self.config.block_size + offset).astype(np.int32)
-                for table in self._block_tables
+                if group.kind != "state"
+                else self._states_kept(group, table[token_slots, block_index], rows, query_start_loc, positions)
+                for group, table in zip(self.config.groups, self._block_tables, strict=True)
             ],
             logits_indices=logits_indices,
             token_slots=token_slots.astype(np.int32) if (input_ids == UNKNOWN).any() else None,
@@ -149,6 +155,33 @@ class ModelRunner:
         )
         batch = StepInput(forward=forward, sampling=sampling, prompt_logprobs=prompt_logprobs, pooling=pooling)
         return batch, samples, prompts, pooled
+
+    def _states_before(
+        self, group: KVGroup, table: IntArray, slots: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
+    ) -> IntArray:
+        """The slot of the state before each row, [num_reqs, 1]; -1 where nothing came before."""
+        before = starts - 1
+        blocks = table[slots, np.maximum(before, 0) // self.config.block_size]
+        found = np.where(starts > 0, blocks * group.num_lanes + before % group.num_lanes, -1)
+        return found.astype(np.int32)[:, None]
+
+    def _states_kept(
+        self,
+        group: KVGroup,
+        blocks: IntArray,
+        rows: Sequence[Row],
+        query_start_loc: IntArray,
+        positions: npt.NDArray[np.int64],
+    ) -> IntArray:
+        """The slot for the state after each token: at the end of a row, after drafts and at a block's end if the
+        group has a block there; -1 elsewhere. blocks: [num_tokens], of each token's position."""
+        kept = (positions + 1) % self.config.block_size == 0
+        kept[query_start_loc[1:] - 1] = True
+        for row, end in zip(rows, query_start_loc[1:].tolist(), strict=True):
+            if row.num_draft_tokens:
+                kept[end - 1 - row.num_draft_tokens : end] = True
+        lanes = group.num_lanes
+        return np.where(kept & (blocks > 0), blocks * lanes + positions % lanes, -1).astype(np.int32)
 
     def _append_blocks(self, group: int, slot: int, new_blocks: Sequence[int]) -> None:
         start = self._num_blocks[group][slot]

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from ..errors import OutOfMemory
-from ..kv.groups import group_of_layer
 from ..ops import OpTable, Selection, select_ops
 from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, Pending, Runner, RunnerConfig
 from ..sampling.sampler import Sampled
@@ -30,7 +29,8 @@ from ..stages import (
 )
 from ..units import format_bytes
 from ..weights.dequantize import to_float32
-from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
+from ..weights.source import HostTensor, LoadedParam, ParamSource
+from .caches import new_caches
 from .done import Done
 from .packed import cut, join, pack
 from .step import StepArrays, prompt_logprobs, prompt_pieces, run_step
@@ -84,31 +84,27 @@ class TorchRunner(Runner):
 
     def kv_plan(self) -> KVPlan:
         """Bytes of one block: keys and values of all layers of a group in the model's dtype."""
-        size = DTYPE_BYTES[self.config.dtype]
+        size, dtype = self.config.block_size, self.config.dtype
         return KVPlan(
-            block_size=self.config.block_size,
-            block_bytes=tuple(group.values_per_token * self.config.block_size * size for group in self.config.groups),
+            block_size=size, block_bytes=tuple(group.block_bytes(size, dtype) for group in self.config.groups)
         )
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate the caches layer by layer; `num_blocks` includes the null block."""
         self._kv = None
-        layers: list[Array] = [None] * self.config.spec.num_layers
         plan = self.kv_plan()
         total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
         with _memory_errors(f"a KV cache of {format_bytes(total)}"), torch.inference_mode():
-            for count, group in zip(num_blocks, self.config.groups, strict=True):
-                for layer, (num_kv_heads, head_dim) in zip(group.layer_indices, group.heads, strict=True):
-                    layers[layer] = self.ops.new_kv_cache(
-                        num_blocks=count,
-                        block_size=self.config.block_size,
-                        num_kv_heads=num_kv_heads,
-                        head_dim=head_dim,
-                        dtype=self.config.dtype,
-                        device=self.device.torch_device,
-                    )
+            self._kv = new_caches(
+                self.ops,
+                self.config.groups,
+                num_blocks,
+                num_layers=self.config.spec.num_layers,
+                block_size=self.config.block_size,
+                dtype=self.config.dtype,
+                device=self.device.torch_device,
+            )
             self._last_tokens = self.ops.to_device(np.zeros(self.config.max_num_seqs, np.int32))
-        self._kv = KVCaches(layers=tuple(layers), group_of_layer=group_of_layer(self.config.groups, len(layers)))
 
     def warmup(self) -> None:
         """Run one token through the model, into the null block, so that the first request pays for nothing."""

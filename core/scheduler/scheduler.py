@@ -150,6 +150,7 @@ class Scheduler:
         """The next step, or None if nothing can run before a step in flight is committed (or at all)."""
         assert len(self._in_flight) <= self._depth, f"{len(self._in_flight)} steps in flight at depth {self._depth}"
         self._step += 1
+        self.block_manager.begin_step()
         rows: list[Row] = []
         scheduled: list[Request] = []
         left = self._config.max_num_batched_tokens
@@ -204,6 +205,8 @@ class Scheduler:
             source = request.source
             if source.sampling_params.prompt_logprobs is None and not source.in_one_step:
                 hit = block_manager.find_hit(request.blocks, request.token_ids)  # both need all positions
+                if request.blocks.hit_grows:  # by what a row of this step writes: later is cheaper
+                    break
             count = min(num_tokens - hit, left, max_chunk)
             if source.in_one_step and count < num_tokens:
                 break

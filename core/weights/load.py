@@ -168,8 +168,11 @@ class _Resolver:
         if param.kind == "constant":
             return _Resolved(param, ())
         whole = self.look_up(param.name)
-        parts = [found for part in param.parts if (found := self.look_up(part.name))]
-        has_parts = bool(parts) and len(parts) == len(param.parts)
+        cuts = param.parts
+        if param.larger_parts and all(self.entry(part.name) for part in param.larger_parts):
+            cuts = param.larger_parts
+        parts = [found for part in cuts if (found := self.look_up(part.name))]
+        has_parts = bool(parts) and len(parts) == len(cuts)
         assert whole or has_parts, f"the name table has no entry for {param.name} or for all of its parts"
         in_parts = [info for part in parts for info in part.infos]
         if whole and whole.infos and in_parts:
@@ -178,7 +181,7 @@ class _Resolver:
         if whole and (whole.infos or not has_parts):
             return _Resolved(param, self.take(param, whole, param.shape))
         pieces: list[_Piece] = []
-        for part, found in zip(param.parts, parts, strict=True):
+        for part, found in zip(cuts, parts, strict=True):
             pieces += self.take(param, found, (part.rows, *param.shape[1:]))
         return _Resolved(param, tuple(pieces))
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.errors import OutOfMemory
+from headrace.core.kv.groups import KVGroup
 from headrace.core.models.heads import vector_size
 from headrace.core.platform import Device, KVPlan, Memory, Runner, RunnerConfig
 from headrace.core.runner.done import Done
@@ -23,7 +24,7 @@ from headrace.core.stages import (
     StepOutput,
 )
 from headrace.core.units import format_bytes
-from headrace.core.weights.source import DTYPE_BYTES, ParamSource
+from headrace.core.weights.source import ParamSource
 
 Hashes = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -48,17 +49,15 @@ class NullRunner(Runner):
 
     def kv_plan(self) -> KVPlan:
         """What the model's KV blocks would cost, so that pools come out as on a real device."""
-        value_bytes = DTYPE_BYTES[self.config.dtype]
+        size, dtype = self.config.block_size, self.config.dtype
         return KVPlan(
-            block_size=self.config.block_size,
-            block_bytes=tuple(
-                group.values_per_token * value_bytes * self.config.block_size for group in self.config.groups
-            ),
+            block_size=size, block_bytes=tuple(group.block_bytes(size, dtype) for group in self.config.groups)
         )
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate one checksum for each slot. Raises OutOfMemory."""
-        slots = [count * self.config.block_size for count in num_blocks]
+        size = self.config.block_size
+        slots = [group.num_slots(n, size) for group, n in zip(self.config.groups, num_blocks, strict=True)]
         try:
             self._checksums = [np.zeros(count, np.uint64) for count in slots]
         except (MemoryError, ValueError) as error:
@@ -106,9 +105,11 @@ class NullRunner(Runner):
         first = positions[starts[:-1][used]]
         behind = np.zeros(len(counts), np.uint64)
         states: list[Hashes] = []
-        for checksums, table, slots in zip(self._checksums, batch.block_tables, batch.slot_mappings, strict=True):
+        for group, checksums, table, slots in zip(
+            self.config.groups, self._checksums, batch.block_tables, batch.slot_mappings, strict=True
+        ):
             if len(checksums):
-                behind[used] = self._behind(checksums, table, used, first)
+                behind[used] = self._behind(group, checksums, np.asarray(table)[used], first)
             state = running + np.repeat(behind - before, counts)
             kept = slots >= 0
             checksums[slots[kept]] = state[kept]
@@ -120,13 +121,16 @@ class NullRunner(Runner):
             result = result + (state - states[0]) * _MULTIPLIERS[0]
         return result
 
-    def _behind(self, checksums: Hashes, table: IntArray, rows: Indices, first: Indices) -> Hashes:
+    def _behind(self, group: KVGroup, checksums: Hashes, table: IntArray, first: Indices) -> Hashes:
         """The checksum that stands in the slot before each row's first position; 0 at the beginning."""
         previous = np.maximum(first - 1, 0)
         blocks, offsets = np.divmod(previous, self.config.block_size)
-        block_ids = np.maximum(np.asarray(table)[rows, blocks], 0)
-        found = checksums[block_ids.astype(np.int64) * self.config.block_size + offsets]
-        return np.where(first > 0, found, np.uint64(0))
+        if group.kind == "state":
+            slots = np.maximum(table[:, 0], 0).astype(np.int64)
+        else:
+            block_ids = np.maximum(table[np.arange(len(table)), blocks], 0)
+            slots = block_ids.astype(np.int64) * self.config.block_size + offsets
+        return np.where(first > 0, checksums[slots], np.uint64(0))
 
     def _sample(self, logits: Hashes, batch: SamplingBatch) -> StepOutput:
         hashes = logits if batch.rows is None else logits[batch.rows]

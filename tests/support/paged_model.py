@@ -17,7 +17,8 @@ from headrace.core.models.registry import find_family, read_spec
 from headrace.core.models.rope import RopeRows, rope_rows
 from headrace.core.models.spec import ModelSpec
 from headrace.core.ops import OpTable
-from headrace.core.stages import Array, ForwardBatch, KVCaches
+from headrace.core.runner.caches import new_caches
+from headrace.core.stages import Array, ForwardBatch
 from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.load import CheckpointParams
 from headrace.core.weights.open import open_weights
@@ -108,22 +109,14 @@ class PagedCache:
         counts = [-(-len(ids) // block_size) for ids in sequences]
         self.num_blocks = 1 + sum(counts)
         self.tables = [self._table(counts) for _ in groups]
-        group_of_layer = [
-            next(g for g, group in enumerate(groups) if i in group.layer_indices) for i in range(spec.num_layers)
-        ]
-        self.kv = KVCaches(
-            layers=[
-                OPS.new_kv_cache(
-                    num_blocks=self.num_blocks,
-                    block_size=block_size,
-                    num_kv_heads=layer.attn.num_kv_heads,
-                    head_dim=layer.attn.head_dim,
-                    dtype="float32",
-                    device="cpu",
-                )
-                for layer in spec.layers
-            ],
-            group_of_layer=group_of_layer,
+        self.kv = new_caches(
+            OPS,
+            groups,
+            [self.num_blocks] * len(groups),
+            num_layers=spec.num_layers,
+            block_size=block_size,
+            dtype="float32",
+            device="cpu",
         )
 
     def _table(self, counts: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -144,6 +137,11 @@ class PagedCache:
         positions = np.concatenate([np.arange(start, end) for start, end in spans])
         slots, tables = [], []
         for group, table in zip(self.groups, self.tables, strict=True):
+            if group.kind == "state":  # the state of a request is one block's, in place
+                tables.append(np.where(np.array(starts) > 0, table[:, 0], -1)[:, None])
+                last = np.array([p == ends[r] - 1 for r, p in zip(rows, positions, strict=True)])
+                slots.append(np.where(last, table[rows, 0], -1))
+                continue
             slots.append(table[rows, positions // self.block_size] * self.block_size + positions % self.block_size)
             table = table.copy()
             if group.window and self.random is not None:

@@ -89,6 +89,8 @@ def trace_decoder(spec: ModelSpec, dtype: str, group_of_layer: Sequence[int]) ->
     """Trace decoder and logits of a spec whose activations have `dtype`. Raises UntraceableOp."""
     if spec.kind != "decoder" or spec.pooler is not None:
         raise UntraceableOp("native programs give logits of tokens, and this model makes vectors")
+    if any(layer.mixer is not None for layer in spec.layers):
+        raise UntraceableOp("native programs have no kernels for recurrences over positions")
     tracer = Tracer(dtype)
     params = _Params({param.name: param for param in declare_params(spec)})
     num_groups = max(group_of_layer) + 1
@@ -103,7 +105,9 @@ def trace_decoder(spec: ModelSpec, dtype: str, group_of_layer: Sequence[int]) ->
         rope_rows=InputRef(field="rope_rows"),
     )
     kv = KVCaches(
-        layers=[CacheRef(layer=layer) for layer in range(spec.num_layers)], group_of_layer=tuple(group_of_layer)
+        layers=[CacheRef(layer=layer) for layer in range(spec.num_layers)],
+        group_of_layer=tuple(group_of_layer),
+        states=[()] * spec.num_layers,
     )
     ops = tracer.table()
     hidden_states, _ = decoder(ops, spec, params, kv, batch)

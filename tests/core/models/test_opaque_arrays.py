@@ -244,6 +244,11 @@ class Function:
                 return kind if kind != PLAIN else other
             case ast.Tuple(items):
                 return bundle([self.kind(item) for item in items])
+            case ast.Starred(value):
+                kind = self.kind(value)
+                if kind == ARRAY:
+                    self.report(node, "is unpacked")
+                return kind
             case ast.List(items):
                 kinds = [self.kind(item) for item in items]
                 return container(next((kind for kind in kinds if kind.holds_array), PLAIN))
@@ -365,6 +370,7 @@ params["a"] * 2 | params.get("a") * 2 | batch.positions + 1 | -batch.block_table
 sum(kv.layers) | (x, x) + (n,) | [x] * 2 | ops.add(x, x) + 1 | ops.add(x, x)[0] | ops.add(x + 1, x)
 ops.add(x, y=x.T) | ops.split(x, (1, 2))[0] + n | ops.add_rms_norm(x, x, None, eps=n)[1].T | helper(ops, x)[0] * 2
 helper(ops, x * 2) | (lambda y: y)(x) | (lambda: x.T)() | ops.mystery(x) | slice(x) | (z := x).T | print(*x)
+ops.add(*x)
 """
 
 
@@ -408,7 +414,7 @@ def test_the_lint_allows_what_the_design_allows() -> None:
     body = """
     y = ops.add(x, params["a"]) if n > 1 else x
     bias = params["b"] if n else None
-    a, b = helper(ops, y)
+    a, b = helper(ops, *helper(ops, y))
     q, k, v = ops.split(ops.linear(a, params["w"], bias), (n, n * 2, n))
     tables: dict[int, tuple[Array, Array]] = {}
     if n not in tables:

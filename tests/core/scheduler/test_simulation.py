@@ -37,6 +37,10 @@ def sliding(window: int) -> KVGroup:
     return KVGroup(kind="sliding", layer_indices=(1,), heads=((1, 8),), window=window)
 
 
+def recurrent(num_lanes: int = 1, checkpoint_tokens: int = 8) -> KVGroup:
+    return KVGroup(kind="state", layer_indices=(2,), num_lanes=num_lanes, checkpoint_tokens=checkpoint_tokens)
+
+
 def digest(parent: int, token_id: int) -> int:
     return hash((parent, token_id)) & 0x7FFFFFFFFFFFFFFF
 
@@ -104,7 +108,10 @@ class FakeDevice:
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.kv: list[list[Cell]] = [[None] * (n * self.block_size) for n in self.num_blocks]
+        self.kv: list[list[Cell]] = [
+            [None] * group.num_slots(n, self.block_size)
+            for group, n in zip(self.groups, self.num_blocks, strict=True)
+        ]
 
     def start(self) -> None: ...
     def close(self) -> None: ...
@@ -149,6 +156,7 @@ class FakeDevice:
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows in one slot"
         work: list[tuple[Row, Slot, list[int], list[int]]] = []
         written: set[tuple[int, int]] = set()
+        read: dict[tuple[int, int], int] = {}
         for row in plan.rows:
             slot = self.slots[row.slot]
             assert (slot.new.request_id, slot.new.epoch) == (row.request_id, row.epoch), "a row in another's slot"
@@ -166,6 +174,14 @@ class FakeDevice:
             assert len(token_ids) >= end, "a position whose token is not known"
             digests = slot.digests(token_ids[:end])
             for g, table in enumerate(slot.tables):
+                if self.groups[g].kind == "state":
+                    if start > 0:  # before anything of this step is written
+                        cell = self._state_cell(self.groups[g], table, start - 1)
+                        read[g, cell] = row.slot
+                        slot.broken = slot.broken or self.kv[g][cell] == POISON
+                        value = self.kv[g][cell]
+                        assert slot.broken or value == digests[start - 1], f"{row.request_id}: stale state at {start}"
+                    continue
                 for position in range(start, end):
                     cell = self._cell(table, position)
                     assert cell >= self.block_size, "a write into the null block"
@@ -174,12 +190,44 @@ class FakeDevice:
                     self.kv[g][cell] = POISON if slot.broken else digests[position]
             work.append((row, slot, token_ids[:end], digests))
             self.num_tokens += row.num_tokens
+        for row, slot, _, digests in work:
+            self._keep_states(row, slot, digests, read, written)
         return StepResult(step=plan.step, token_ids=[self._attend(*item) for item in work])
+
+    def _keep_states(
+        self,
+        row: Row,
+        slot: Slot,
+        digests: list[int],
+        read: dict[tuple[int, int], int],
+        written: set[tuple[int, int]],
+    ) -> None:
+        """Write states where a runner does: at the end, after each draft and at the end of blocks that are there."""
+        end = len(digests)
+        for g, (group, table) in enumerate(zip(self.groups, slot.tables, strict=True)):
+            if group.kind != "state":
+                continue
+            for position in range(end - row.num_tokens, end):
+                must = position >= end - 1 - row.num_draft_tokens
+                if not must and ((position + 1) % self.block_size or not table[position // self.block_size]):
+                    continue
+                cell = self._state_cell(group, table, position)
+                assert (g, cell) not in written, "two states in one cell"
+                assert read.get((g, cell), row.slot) == row.slot, "a state that another row reads is overwritten"
+                written.add((g, cell))
+                self.kv[g][cell] = POISON if slot.broken else digests[position]
+
+    def _state_cell(self, group: KVGroup, table: list[int], position: int) -> int:
+        block_id = table[position // self.block_size]
+        assert block_id > 0, f"no state is kept at {position}"
+        return block_id * group.num_lanes + position % group.num_lanes
 
     def _attend(self, row: Row, slot: Slot, token_ids: list[int], digests: list[int]) -> list[int]:
         end = len(token_ids)
         start = end - row.num_tokens
         for group, kv, table in zip(self.groups, self.kv, slot.tables, strict=True):
+            if group.kind == "state":
+                continue
             first = max(0, start - group.window + 1) if group.window else 0
             for position in range(first, end):
                 value = kv[self._cell(table, position)]
@@ -345,23 +393,29 @@ def check_outputs(setup: Setup, requests: list[EngineRequest], outcome: Outcome)
 @st.composite
 def setups(draw: st.DrawFn) -> Setup:
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
-    windows = draw(st.sampled_from([(0,), (0,), (0, 5), (0, 16), (6,), (0, 1, 9)]))
+    windows = draw(st.sampled_from([(0,), (0,), (0, 5), (0, 16), (6,), (0, 1, 9), (0,), (0, 5), ()]))
+    has_states = not windows or draw(st.booleans())
     budget = draw(st.sampled_from([4, 5, 9, 17, 64]))
     num_drafts = draw(st.sampled_from([0, 0, 1, 3]))
+    depth = draw(st.sampled_from([0, 1, 2]))
     num_blocks = []
     for window in windows:
         if window:  # from the least that one request alone gets on with
             num_blocks.append(draw(st.integers(-(-(window + num_drafts) // block_size) + 3, 60)))
         else:
             num_blocks.append(draw(st.integers(-(-92 // block_size) + 2, -(-220 // block_size))))
+    groups = [sliding(window) if window else full() for window in windows]
+    if has_states:  # from the least that one request alone gets on with
+        groups.append(recurrent(num_drafts + 1, draw(st.sampled_from([1, 8, 16]))))
+        num_blocks.append(draw(st.integers(5 + -(-(num_drafts + 1) * (depth + 1) // block_size), 60)))
     return Setup(
-        groups=[sliding(window) if window else full() for window in windows],
+        groups=groups,
         num_blocks=num_blocks,
         block_size=block_size,
         max_num_seqs=draw(st.sampled_from([1, 2, 4, 8])),
         budget=budget,
         policy=draw(st.sampled_from(["fcfs", "priority"])),
-        depth=draw(st.sampled_from([0, 1, 2])),
+        depth=depth,
         num_drafts=num_drafts,
         accuracy=draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])),
         max_model_len=draw(st.sampled_from([60, 88])),

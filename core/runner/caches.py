@@ -1,0 +1,50 @@
+"""The caches of all layers, allocated group by group: what every runner over an op table does in the same way."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..kv.groups import KVGroup, group_of_layer, state_group
+from ..ops import OpTable
+from ..stages import Array, KVCaches
+
+
+def new_caches(
+    ops: OpTable,
+    groups: Sequence[KVGroup],
+    num_blocks: Sequence[int],
+    *,
+    num_layers: int,
+    block_size: int,
+    dtype: str,
+    device: Any,
+    state_device: Any = None,
+) -> KVCaches:
+    """Zeroed caches of so many blocks per group. device: as the ops take it; state_device: that of states."""
+    layers: list[Array] = [None] * num_layers
+    states: list[Sequence[Array]] = [()] * num_layers
+    for count, group in zip(num_blocks, groups, strict=True):
+        for layer, (num_kv_heads, head_dim) in group.attention_layers():
+            layers[layer] = ops.new_kv_cache(
+                num_blocks=count,
+                block_size=block_size,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                dtype=dtype,
+                device=device,
+            )
+        for layer, shapes in group.state_layers():
+            states[layer] = tuple(
+                ops.new_state(
+                    num_slots=group.num_slots(count, block_size),
+                    shape=shape.shape,
+                    dtype="float32" if shape.is_float32 else dtype,
+                    device=device if state_device is None else state_device,
+                )
+                for shape in shapes
+            )
+    return KVCaches(
+        layers=layers,
+        group_of_layer=group_of_layer(groups, num_layers),
+        states=states,
+        state_group=state_group(groups),
+    )
