@@ -1,4 +1,4 @@
-// rope and the activations.
+// rope, the activations, and what is done number by number.
 #include "vmath.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -61,8 +61,6 @@ INLINE V activate(V x, Activation activation) {
 
 template <class T, Activation activation>
 void act_of(const ActArgs &args, const Context &context) {
-    // Pieces of rows, so that one token is work for all threads too.
-    constexpr int64_t kPiece = 256;
     const int64_t pieces = (args.n + kPiece - 1) / kPiece;
     int64_t begin, end;
     share(args.num_tokens * pieces, context, &begin, &end);
@@ -97,7 +95,64 @@ void act_for(const ActArgs &args, const Context &context) {
     }
 }
 
+template <Elementwise op>
+INLINE V apply(V x, V y, V factor) {
+    switch (op) {
+        case Elementwise::copy: return x;
+        case Elementwise::scale: return x * factor;
+        case Elementwise::softcap: return factor * tanh(x / factor);
+        case Elementwise::add: return x + y;
+    }
+}
+
+template <Elementwise op, class T, class Out>
+void elementwise_of(const ElementwiseArgs &args, const Context &context) {
+    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
+    const V factor = splat(args.factor);
+    int64_t begin, end;
+    share(args.num_rows * pieces, context, &begin, &end);
+    for (int64_t item = begin; item < end; ++item) {
+        const int64_t row = item / pieces, first = item % pieces * kPiece;
+        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+        const T *x = static_cast<const T *>(args.x) + row * args.x_stride;
+        const T *y = op == Elementwise::add ? static_cast<const T *>(args.y) + row * args.y_stride : x;
+        Out *out = static_cast<Out *>(args.out) + row * args.out_stride;
+        int64_t i = first;
+        for (; i + kLanes <= last; i += kLanes)
+            store_from_float(out + i, apply<op>(load_as_float(x + i), load_as_float(y + i), factor));
+        if (i < last)
+            store_tail(out + i, apply<op>(load_tail(x + i, last - i), load_tail(y + i, last - i), factor), last - i);
+    }
+}
+
+template <class T, class Out>
+void elementwise_for(const ElementwiseArgs &args, const Context &context) {
+    switch (args.op) {
+        case Elementwise::copy: return elementwise_of<Elementwise::copy, T, Out>(args, context);
+        case Elementwise::scale: return elementwise_of<Elementwise::scale, T, Out>(args, context);
+        case Elementwise::softcap: return elementwise_of<Elementwise::softcap, T, Out>(args, context);
+        case Elementwise::add: return elementwise_of<Elementwise::add, T, Out>(args, context);
+    }
+}
+
+template <class T>
+void elementwise_to(const ElementwiseArgs &args, const Context &context) {
+    switch (args.out_dtype) {
+        case Dtype::f32: return elementwise_for<T, float>(args, context);
+        case Dtype::bf16: return elementwise_for<T, bf16>(args, context);
+        case Dtype::f16: return elementwise_for<T, f16>(args, context);
+    }
+}
+
 }  // namespace
+
+void elementwise(const ElementwiseArgs &args, const Context &context) {
+    switch (args.dtype) {
+        case Dtype::f32: return elementwise_to<float>(args, context);
+        case Dtype::bf16: return elementwise_to<bf16>(args, context);
+        case Dtype::f16: return elementwise_to<f16>(args, context);
+    }
+}
 
 void rope(const RopeArgs &args, const Context &context) {
     switch (args.dtype) {

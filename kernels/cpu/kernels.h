@@ -16,6 +16,9 @@ enum class Dtype : int { f32, bf16, f16 };
 // Numbers of packed weights. Rows come in panels of kPanel: see pack.h for each layout.
 enum class Format : int { f32, bf16, f16, i8, q8_0, q4_0, q4_1, w4 };
 
+// out = x (converted), x * factor, factor * tanh(x / factor), x + y.
+enum class Elementwise : int { copy, scale, softcap, add };
+
 enum class Activation : int { silu, gelu, gelu_tanh, relu, relu2, quick_gelu };
 
 constexpr int kPanel = 16;     // output rows that are packed side by side
@@ -27,7 +30,7 @@ struct Context {
     int num_threads;
     char *scratch;  // of this thread, 64-byte aligned
     void *pool;
-    void (*wait)(void *pool);  // barrier over all threads of the region
+    void (*wait)(const Context &);  // barrier over all threads of the region
 };
 
 // [*begin, *end) is this thread's share of n items.
@@ -87,6 +90,19 @@ struct ActArgs {
     int64_t num_tokens, n;
     bool is_gated;
 };
+
+struct ElementwiseArgs {
+    Elementwise op;
+    const void *x, *y;  // [num_rows, n] of `dtype`; y: add only
+    void *out;          // [num_rows, n] of `out_dtype`
+    Dtype dtype, out_dtype;
+    int64_t num_rows, n;
+    int64_t x_stride, y_stride, out_stride;  // elements from one row to the next
+    float factor;
+};
+
+// Columns of a row that act and elementwise give to a thread at once, so that one row is work for all threads too.
+constexpr int64_t kPiece = 256;
 
 // One layer's KV cache. All keys of a block and head are one run of memory, and so are all values; values lie as
 // [num_blocks, num_kv_heads, block_size, value_stride]. Keys lie in panels of 16 positions (fewer if a block is
@@ -161,6 +177,7 @@ struct Kernels {
     void (*layer_norm)(const NormArgs &, const Context &);
     void (*rope)(const RopeArgs &, const Context &);
     void (*act)(const ActArgs &, const Context &);
+    void (*elementwise)(const ElementwiseArgs &, const Context &);
     void (*write_kv)(const WriteKVArgs &, const Context &);
     size_t (*attention_scratch)(const AttentionArgs &);
     void (*attention)(const AttentionArgs &, const Context &);

@@ -14,6 +14,9 @@
 namespace headrace {
 namespace {
 
+// A norm of so many rows at most is done by each thread for itself: that takes less time than a barrier.
+constexpr std::int64_t kPrivateRows = 4;
+
 [[noreturn]] void refuse(const std::string &message) { throw std::invalid_argument(message); }
 
 const float *or_null(const std::vector<float> &values) { return values.empty() ? nullptr : values.data(); }
@@ -54,9 +57,39 @@ void Program::check(const View &view, std::int64_t cols) const {
         refuse("a value has " + std::to_string(view.cols) + " columns where " + std::to_string(cols) + " are needed");
 }
 
-void Program::add_record(Record record, std::size_t scratch_bytes) {
-    records_.push_back(std::move(record));
+bool Program::Access::conflicts(const Access &other) const {
+    if (!is_write && !other.is_write) return false;
+    if (begin >= other.end || other.begin >= end) return false;
+    const bool same = begin == other.begin && end == other.end && rows == other.rows && cols == other.cols &&
+                      stride == other.stride;
+    return !same || items == 0 || items != other.items;
+}
+
+Program::Access Program::access(const View &view, std::int64_t items, bool is_write) const {
+    const char *begin = at(view);
+    const std::int64_t numbers = (max_rows(view) - 1) * view.stride + view.cols;
+    return {begin, begin + numbers * bytes_of(view.dtype), view.rows, view.cols, view.stride, items, is_write};
+}
+
+Program::Access Program::cache_access(const KVMemory &memory, bool is_write) {
+    const auto *begin = static_cast<const char *>(memory.data());
+    return {begin, begin + memory.num_bytes(), Rows::tokens, 0, 0, 0, is_write};
+}
+
+// How act and elementwise split a row. Pieces are not as even as heads are: a number of their own.
+std::int64_t Program::pieces_of(const View &view) {
+    return view.cols <= kPiece ? 1 : -((view.cols + kPiece - 1) / kPiece);
+}
+
+void Program::add_record(Body body, const Accesses &accesses, std::size_t scratch_bytes) {
+    const bool waits = std::any_of(since_barrier_.begin(), since_barrier_.end(), [&](const Access &before) {
+        return std::any_of(accesses.begin(), accesses.end(), [&](const Access &now) { return now.conflicts(before); });
+    });
+    if (waits) since_barrier_.clear();
+    since_barrier_.insert(since_barrier_.end(), accesses.begin(), accesses.end());
+    records_.push_back({std::move(body), waits});
     scratch_bytes_ = std::max(scratch_bytes_, scratch_bytes);
+    last_norm_.reset();
 }
 
 void Program::embedding(const View &out, const PackedWeight &weight, bool of_positions) {
@@ -76,7 +109,7 @@ void Program::embedding(const View &out, const PackedWeight &weight, bool of_pos
                 for (std::int64_t k = 0; k < out.cols; ++k) set_number(data, out.dtype, i * out.cols + k, row[k]);
             }
         },
-        static_cast<std::size_t>(out.cols) * sizeof(float));
+        {writes(out, 1)}, static_cast<std::size_t>(out.cols) * sizeof(float));
 }
 
 void Program::linear(const View &out, const View &x, const PackedWeight &weight, std::vector<float> bias,
@@ -89,22 +122,68 @@ void Program::linear(const View &out, const View &x, const PackedWeight &weight,
     want_dense(out, "out");
     want_length(bias, packed.rows, "bias");
     if (quantize_x && packed.format < Format::q8_0) refuse("quantize_x needs a weight of GGUF blocks or of int4");
-    LinearArgs most{at(x), x.dtype, x.rows == Rows::tokens ? max_tokens_ : max_logits_, packed, nullptr, at(out)};
+    LinearArgs most{at(x), x.dtype, max_rows(x), packed, nullptr, at(out)};
     const Kernels &table = kernels();
     const std::size_t scratch = quantize_x ? table.linear_blocks_scratch(most) : table.linear_scratch(most);
-    add_record(
-        [=, &table, bias = std::move(bias)](const Step &step, const Context &context) {
-            LinearArgs args = most;
-            args.num_tokens = step.rows_of(x.rows);
-            args.bias = or_null(bias);
-            if (args.num_tokens == 0) return;
-            (quantize_x ? table.linear_blocks : table.linear)(args, context);
-        },
-        scratch);
+    const Linear run = [=, &table, bias = std::move(bias)](const Step &step, const void *rows, const Context &context) {
+        LinearArgs args = most;
+        args.x = rows;
+        args.num_tokens = step.rows_of(x.rows);
+        args.bias = or_null(bias);
+        if (args.num_tokens == 0) return;
+        (quantize_x ? table.linear_blocks : table.linear)(args, context);
+    };
+    if (take_in_norm(out, x, run, scratch)) return;
+    const char *rows = at(x);
+    add_record([=](const Step &step, const Context &context) { run(step, rows, context); }, {reads(x), writes(out)},
+               scratch);
 }
 
-void Program::norm(const View &out, const View &x, const NormArgs &args, std::int64_t n, std::vector<float> weight,
-                   std::vector<float> bias, bool is_layer_norm) {
+// Put the last norm and a linear of its result in one record, so that no barrier stands between them when rows are
+// few: then each thread makes all the rows it reads. False if that cannot be.
+bool Program::take_in_norm(const View &out, const View &x, const Linear &linear, std::size_t scratch_bytes) {
+    if (!last_norm_ || !(last_norm_->out == x)) return false;
+    Accesses all = last_norm_->accesses;
+    for (Access &access : all)
+        if (!access.is_write) access.items = 0;
+    all.push_back(writes(out));
+    for (const Access &a : all)
+        for (const Access &b : all)
+            if (!a.is_write && a.conflicts(b)) return false;
+    const LastNorm norm = *std::move(last_norm_);
+    since_barrier_ = norm.before;
+    records_.pop_back();
+    const std::size_t row_bytes = static_cast<std::size_t>(x.cols * bytes_of(x.dtype));
+    const std::size_t rows_bytes = (kPrivateRows * row_bytes + 63) / 64 * 64, offset = (scratch_bytes + 63) / 64 * 64;
+    char *shared = at(x);
+    add_record(
+        [=](const Step &step, const Context &context) {
+            const std::int64_t num_rows = step.rows_of(x.rows);
+            if (num_rows > kPrivateRows) {
+                norm.run(step, shared, norm.sum, context);
+                context.wait(context);
+                linear(step, shared, context);
+                return;
+            }
+            char *mine = context.scratch + offset, *sum = mine + rows_bytes;
+            Context alone = context;
+            alone.thread = 0;
+            alone.num_threads = 1;
+            norm.run(step, mine, sum, alone);
+            std::int64_t begin, end;
+            share(num_rows, context, &begin, &end);
+            const std::size_t start = static_cast<std::size_t>(begin) * row_bytes;
+            const std::size_t size = static_cast<std::size_t>(end - begin) * row_bytes;
+            std::memcpy(shared + start, mine + start, size);
+            if (norm.sum != nullptr) std::memcpy(norm.sum + start, sum + start, size);
+            linear(step, mine, context);
+        },
+        all, offset + 2 * rows_bytes);
+    return true;
+}
+
+void Program::norm(const View &out, const View &x, const View *residual, const View *total, std::int64_t n,
+                   std::vector<float> weight, std::vector<float> bias, float eps, bool is_layer_norm) {
     check(x, x.cols);
     check(out, x.cols);
     want_same(out, x, "out and x");
@@ -112,33 +191,46 @@ void Program::norm(const View &out, const View &x, const NormArgs &args, std::in
     if (n < 1 || x.cols % n != 0) refuse("rows of " + std::to_string(n) + " values do not fill " + std::to_string(x.cols));
     want_length(weight, n, "weight");
     want_length(bias, n, "bias");
+    const std::int64_t group = x.cols / n;
+    NormArgs args{};
+    args.x = at(x);
+    args.dtype = x.dtype;
+    args.n = n;
+    args.group = group;
+    args.x_stride = x.stride;
+    args.eps = eps;
+    Accesses accesses{reads(x, group), writes(out, group)};
+    if (residual != nullptr) {
+        args.residual = at(*residual);
+        accesses.push_back(reads(*residual, group));
+        accesses.push_back(writes(*total, group));
+    }
     const Kernels &table = kernels();
-    add_record([=, this, &table, weight = std::move(weight), bias = std::move(bias)](const Step &step, const Context &context) {
-        NormArgs now = args;
-        now.x = at(x);
-        now.out = at(out);
-        now.dtype = x.dtype;
-        now.weight = or_null(weight);
-        now.bias = or_null(bias);
-        now.n = n;
-        now.group = x.cols / n;
-        now.x_stride = x.stride;
-        now.num_tokens = step.rows_of(x.rows) * now.group;
-        (is_layer_norm ? table.layer_norm : table.rms_norm)(now, context);
-    });
+    LastNorm last{
+        [=, &table, weight = std::move(weight), bias = std::move(bias)](const Step &step, void *to, void *sum,
+                                                                        const Context &context) {
+            NormArgs now = args;
+            now.out = to;
+            now.sum = sum;
+            now.weight = or_null(weight);
+            now.bias = or_null(bias);
+            now.num_tokens = step.rows_of(x.rows) * group;
+            (is_layer_norm ? table.layer_norm : table.rms_norm)(now, context);
+        },
+        out, total == nullptr ? nullptr : at(*total), accesses, since_barrier_};
+    char *to = at(out);
+    add_record([=, run = last.run, sum = last.sum](const Step &step, const Context &context) { run(step, to, sum, context); },
+               accesses);
+    if (group == 1) last_norm_ = std::move(last);
 }
 
 void Program::rms_norm(const View &out, const View &x, std::int64_t n, std::vector<float> weight, float eps) {
-    NormArgs args{};
-    args.eps = eps;
-    norm(out, x, args, n, std::move(weight), {}, false);
+    norm(out, x, nullptr, nullptr, n, std::move(weight), {}, eps, false);
 }
 
 void Program::layer_norm(const View &out, const View &x, std::vector<float> weight, std::vector<float> bias,
                          float eps) {
-    NormArgs args{};
-    args.eps = eps;
-    norm(out, x, args, x.cols, std::move(weight), std::move(bias), true);
+    norm(out, x, nullptr, nullptr, x.cols, std::move(weight), std::move(bias), eps, true);
 }
 
 void Program::add_rms_norm(const View &out, const View &total, const View &x, const View &residual,
@@ -148,11 +240,7 @@ void Program::add_rms_norm(const View &out, const View &total, const View &x, co
     want_same(total, x, "total and x");
     want_same(residual, x, "residual and x");
     for (const View *view : {&total, &x, &residual}) want_dense(*view, "each operand of add_rms_norm");
-    NormArgs args{};
-    args.eps = eps;
-    args.residual = at(residual);
-    args.sum = at(total);
-    norm(out, x, args, x.cols, std::move(weight), {}, false);
+    norm(out, x, &residual, &total, x.cols, std::move(weight), {}, eps, false);
 }
 
 void Program::rotary_angles(const View &cos, const View &sin, std::vector<float> inv_freq,
@@ -170,8 +258,8 @@ void Program::rotary_angles(const View &cos, const View &sin, std::vector<float>
     if (variants > 1)
         num_rope_variants_ = num_rope_variants_ > 1 ? std::min(num_rope_variants_, variants) : variants;
     auto *cosines = reinterpret_cast<float *>(at(cos)), *sines = reinterpret_cast<float *>(at(sin));
-    add_record([=, inv_freq = std::move(inv_freq), factors = std::move(attention_factors)](const Step &step,
-                                                                                          const Context &context) {
+    Body body = [=, inv_freq = std::move(inv_freq), factors = std::move(attention_factors)](const Step &step,
+                                                                                           const Context &context) {
         std::int64_t begin, end;
         share(step.num_tokens, context, &begin, &end);
         for (std::int64_t i = begin; i < end; ++i) {
@@ -184,7 +272,8 @@ void Program::rotary_angles(const View &cos, const View &sin, std::vector<float>
                 sines[i * half + j] = std::sin(angle) * factor;
             }
         }
-    });
+    };
+    add_record(std::move(body), {writes(cos, 1), writes(sin, 1)});
 }
 
 void Program::rope(const View &out, const View &x, const View &cos, const View &sin, std::int64_t head_dim,
@@ -212,11 +301,13 @@ void Program::rope(const View &out, const View &x, const View &cos, const View &
     args.x_stride = x.stride;
     args.interleaved = interleaved;
     const Kernels &table = kernels();
-    add_record([=, &table](const Step &step, const Context &context) {
-        RopeArgs now = args;
-        now.num_tokens = step.num_tokens;
-        table.rope(now, context);
-    });
+    add_record(
+        [=, &table](const Step &step, const Context &context) {
+            RopeArgs now = args;
+            now.num_tokens = step.num_tokens;
+            table.rope(now, context);
+        },
+        {reads(x, args.num_heads), reads(cos), reads(sin), writes(out, args.num_heads)});
 }
 
 void Program::act(const View &out, const View &x, Activation activation, bool is_gated) {
@@ -228,65 +319,52 @@ void Program::act(const View &out, const View &x, Activation activation, bool is
     if (is_gated && x.cols % 2 != 0) refuse("gate and up do not have the same number of columns");
     const ActArgs args{at(x), at(out), x.dtype, activation, 0, out.cols, is_gated};
     const Kernels &table = kernels();
-    add_record([=, &table](const Step &step, const Context &context) {
-        ActArgs now = args;
-        now.num_tokens = step.rows_of(x.rows);
-        table.act(now, context);
-    });
+    add_record(
+        [=, &table](const Step &step, const Context &context) {
+            ActArgs now = args;
+            now.num_tokens = step.rows_of(x.rows);
+            table.act(now, context);
+        },
+        {reads(x, is_gated ? 0 : pieces_of(x)), writes(out, pieces_of(out))});
 }
 
-// out = function(x), one number at a time.
-void Program::each(const View &out, const View &x, std::function<float(float)> function) {
+void Program::elementwise(Elementwise op, const View &out, const View &x, const View *y, float factor) {
     check(x, x.cols);
     check(out, x.cols);
     if (out.rows != x.rows) refuse("out and x must have the same rows");
-    add_record([=, this, function = std::move(function)](const Step &step, const Context &context) {
-        std::int64_t begin, end;
-        share(step.rows_of(x.rows) * x.cols, context, &begin, &end);
-        for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t row = i / x.cols, col = i % x.cols;
-            set_number(at(out), out.dtype, row * out.stride + col,
-                       function(number(at(x), x.dtype, row * x.stride + col)));
-        }
-    });
+    const std::int64_t pieces = pieces_of(x);
+    Accesses accesses{reads(x, pieces), writes(out, pieces)};
+    if (y != nullptr) accesses.push_back(reads(*y, pieces));
+    const ElementwiseArgs args{op, at(x), y == nullptr ? nullptr : at(*y), at(out), x.dtype, out.dtype, 0, x.cols,
+                               x.stride, y == nullptr ? 0 : y->stride, out.stride, factor};
+    const Kernels &table = kernels();
+    add_record(
+        [=, &table](const Step &step, const Context &context) {
+            ElementwiseArgs now = args;
+            now.num_rows = step.rows_of(x.rows);
+            table.elementwise(now, context);
+        },
+        accesses);
 }
 
 void Program::scale(const View &out, const View &x, float factor) {
     std::uint8_t rounded[4];
-    set_number(rounded, x.dtype, 0, factor);
-    float value;
-    if (x.dtype == Dtype::f32) {
-        value = factor;
-    } else {
-        std::uint16_t bits;
-        std::memcpy(&bits, rounded, sizeof bits);
-        value = number(&bits, x.dtype, 0);
-    }
-    each(out, x, [value](float v) { return v * value; });
+    set_number(rounded, x.dtype, 0, factor);  // as the definition holds it
+    elementwise(Elementwise::scale, out, x, nullptr, number(rounded, x.dtype, 0));
 }
 
 void Program::softcap(const View &out, const View &x, float cap) {
-    each(out, x, [cap](float v) { return cap * std::tanh(v / cap); });
+    elementwise(Elementwise::softcap, out, x, nullptr, cap);
 }
 
-void Program::cast(const View &out, const View &x) {
-    each(out, x, [](float v) { return v; });
-}
+void Program::cast(const View &out, const View &x) { elementwise(Elementwise::copy, out, x, nullptr, 0); }
 
 void Program::add(const View &out, const View &x, const View &y) {
-    for (const View *view : {&out, &x, &y}) {
+    for (const View *view : {&out, &y}) {
         check(*view, x.cols);
         want_same(*view, x, "out, x and y");
     }
-    add_record([=, this](const Step &step, const Context &context) {
-        std::int64_t begin, end;
-        share(step.rows_of(x.rows) * x.cols, context, &begin, &end);
-        for (std::int64_t i = begin; i < end; ++i) {
-            const std::int64_t row = i / x.cols, col = i % x.cols;
-            set_number(at(out), out.dtype, row * out.stride + col,
-                       number(at(x), x.dtype, row * x.stride + col) + number(at(y), y.dtype, row * y.stride + col));
-        }
-    });
+    elementwise(Elementwise::add, out, x, &y, 0);
 }
 
 void Program::gather(const View &out, const View &x) {
@@ -295,13 +373,15 @@ void Program::gather(const View &out, const View &x) {
     if (out.rows != Rows::logits || x.rows != Rows::tokens || out.dtype != x.dtype)
         refuse("gather takes rows of tokens to rows of logits of the same dtype");
     const std::int64_t size = bytes_of(x.dtype);
-    add_record([=, this](const Step &step, const Context &context) {
-        std::int64_t begin, end;
-        share(step.num_logits, context, &begin, &end);
-        for (std::int64_t i = begin; i < end; ++i)
-            std::memcpy(at(out) + i * out.stride * size, at(x) + step.logits_indices[i] * x.stride * size,
-                        static_cast<std::size_t>(x.cols * size));
-    });
+    add_record(
+        [=, this](const Step &step, const Context &context) {
+            std::int64_t begin, end;
+            share(step.num_logits, context, &begin, &end);
+            for (std::int64_t i = begin; i < end; ++i)
+                std::memcpy(at(out) + i * out.stride * size, at(x) + step.logits_indices[i] * x.stride * size,
+                            static_cast<std::size_t>(x.cols * size));
+        },
+        {reads(x), writes(out, 1)});
 }
 
 void Program::write_kv(const KVMemory &memory, const View &key, const View &value, std::int64_t group) {
@@ -322,12 +402,14 @@ void Program::write_kv(const KVMemory &memory, const View &key, const View &valu
     args.value_stride = value.stride;
     args.dtype = key.dtype;
     const Kernels &table = kernels();
-    add_record([=, &table](const Step &step, const Context &context) {
-        WriteKVArgs now = args;
-        now.num_tokens = step.num_tokens;
-        now.slot_mapping = step.slot_mappings[static_cast<std::size_t>(group)];
-        table.write_kv(now, context);
-    });
+    add_record(
+        [=, &table](const Step &step, const Context &context) {
+            WriteKVArgs now = args;
+            now.num_tokens = step.num_tokens;
+            now.slot_mapping = step.slot_mappings[static_cast<std::size_t>(group)];
+            table.write_kv(now, context);
+        },
+        {reads(key, cache.num_kv_heads), reads(value, cache.num_kv_heads), cache_access(memory, true)});
 }
 
 void Program::attention(const View &out, const View &query, const KVMemory &memory, std::int64_t group, float scale,
@@ -366,6 +448,7 @@ void Program::attention(const View &out, const View &query, const KVMemory &memo
     }
     Tasks *tasks = found->get();
     const int turn = tasks->num_records++ % 2;
+    const char *counters = reinterpret_cast<const char *>(tasks->counters);
     AttentionArgs probe{};
     probe.cache = cache;
     const Kernels &table = kernels();
@@ -386,6 +469,8 @@ void Program::attention(const View &out, const View &query, const KVMemory &memo
             args.next_task = &tasks->counters[turn];
             table.attention(args, context);
         },
+        {reads(query), writes(out), cache_access(memory, false),
+         {counters, counters + sizeof tasks->counters, Rows::tokens, 0, 0, 0, true}},
         table.attention_scratch(probe));
 }
 
@@ -427,8 +512,8 @@ void Program::run(const Step &step) {
     }
     parallel(scratch_bytes_, [&](const Context &context) {
         for (const Record &record : records_) {
-            record(step, context);
-            context.wait(context.pool);
+            if (record.waits) context.wait(context);
+            record.body(step, context);
         }
     });
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention_plan.h"
@@ -24,6 +25,7 @@ struct View {
     Rows rows;
 
     bool is_dense() const { return cols == stride; }
+    bool operator==(const View &) const = default;
 };
 
 // The arrays of one step. They live until the step has ended.
@@ -80,7 +82,33 @@ class Program {
     std::int64_t num_groups() const { return num_groups_; }
 
   private:
-    using Record = std::function<void(const Step &, const Context &)>;
+    using Body = std::function<void(const Step &, const Context &)>;
+
+    // Memory that a record reads or writes. With `items`, the items of all rows are split evenly among the threads, in
+    // order: two records that split the same view alike meet on no number of another thread's.
+    struct Access {
+        const char *begin, *end;
+        Rows rows;
+        std::int64_t cols, stride, items;  // items of a row; 0: any thread may touch any of it
+        bool is_write;
+
+        bool conflicts(const Access &other) const;
+    };
+    using Accesses = std::vector<Access>;
+
+    struct Record {
+        Body body;
+        bool waits;  // behind a barrier: it conflicts with a record since the last one
+    };
+
+    // The norm that was added last: a linear of its result takes it in. `run` puts the results where it is told to.
+    struct LastNorm {
+        std::function<void(const Step &, void *out, void *sum, const Context &)> run;
+        View out;
+        char *sum;                  // null: it makes none
+        Accesses accesses, before;  // its own; the others since the barrier before it
+    };
+    using Linear = std::function<void(const Step &, const void *x, const Context &)>;
 
     // Attention records of equal shape share the tasks of a step. Two counters take turns: a record hands out tasks
     // with one and sets the other back, which nobody touches before the next barrier.
@@ -95,10 +123,17 @@ class Program {
 
     void check(const View &view, std::int64_t cols) const;
     char *at(const View &view) const { return memory_.data + view.offset; }
-    void add_record(Record record, std::size_t scratch_bytes = 0);
-    void norm(const View &out, const View &x, const NormArgs &args, std::int64_t n, std::vector<float> weight,
-              std::vector<float> bias, bool is_layer_norm);
-    void each(const View &out, const View &x, std::function<float(float)> function);
+    Access reads(const View &view, std::int64_t items = 0) const { return access(view, items, false); }
+    Access writes(const View &view, std::int64_t items = 0) const { return access(view, items, true); }
+    Access access(const View &view, std::int64_t items, bool is_write) const;
+    static Access cache_access(const KVMemory &memory, bool is_write);
+    static std::int64_t pieces_of(const View &view);
+    std::int64_t max_rows(const View &view) const { return view.rows == Rows::tokens ? max_tokens_ : max_logits_; }
+    void add_record(Body body, const Accesses &accesses, std::size_t scratch_bytes = 0);
+    bool take_in_norm(const View &out, const View &x, const Linear &linear, std::size_t scratch_bytes);
+    void norm(const View &out, const View &x, const View *residual, const View *total, std::int64_t n,
+              std::vector<float> weight, std::vector<float> bias, float eps, bool is_layer_norm);
+    void elementwise(Elementwise op, const View &out, const View &x, const View *y, float factor);
     void use_group(std::int64_t group) { num_groups_ = group + 1 > num_groups_ ? group + 1 : num_groups_; }
     void validate(const Step &step) const;
 
@@ -108,6 +143,8 @@ class Program {
     std::int64_t num_rope_variants_ = 1;  // of the rope that has the fewest, among those that have several
     std::vector<std::int64_t> num_slots_;  // per KV group, of the smallest cache
     std::vector<Record> records_;
+    Accesses since_barrier_;
+    std::optional<LastNorm> last_norm_;
     std::vector<std::unique_ptr<Tasks>> tasks_;
     std::size_t scratch_bytes_ = 0;
 };

@@ -16,9 +16,12 @@
 namespace headrace {
 namespace {
 
-// How long a thread spins before it sleeps: longer than the gap between two ops of a step, far shorter than the
-// time that anybody would notice a busy core.
-constexpr auto kSpin = std::chrono::microseconds(200);
+// How long a thread spins before it sleeps: longer than the gap between two steps of one stream, far shorter than
+// the time that anybody would notice a busy core.
+constexpr auto kSpin = std::chrono::microseconds(500);
+
+// So many threads at most look at each other's flags; more meet at the first one's.
+constexpr int kAllToAll = 8;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -28,17 +31,38 @@ inline void pause() {
 #endif
 }
 
-// Wait until `word` is no longer `old`.
-void wait_while(const std::atomic<unsigned> &word, unsigned old) {
-    const auto give_up = std::chrono::steady_clock::now() + kSpin;
-    do {
+// A count that one thread raises and others wait for, in a cache line of its own.
+struct alignas(64) Flag {
+    std::atomic<unsigned> count{0};
+
+    // Sequentially consistent, so that the look for sleepers comes after the store.
+    void raise() {
+        count.store(count.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
+        count.notify_all();
+    }
+
+    // Counts may wrap around.
+    bool has(unsigned target, unsigned *seen) const {
+        *seen = count.load(std::memory_order_acquire);
+        return static_cast<int>(*seen - target) >= 0;
+    }
+
+    void wait(unsigned target) const {
+        unsigned seen;
         for (int i = 0; i < 64; ++i) {
-            if (word.load(std::memory_order_acquire) != old) return;
+            if (has(target, &seen)) return;
             pause();
         }
-    } while (std::chrono::steady_clock::now() < give_up);
-    while (word.load(std::memory_order_acquire) == old) word.wait(old, std::memory_order_acquire);
-}
+        const auto give_up = std::chrono::steady_clock::now() + kSpin;
+        do {
+            for (int i = 0; i < 64; ++i) {
+                if (has(target, &seen)) return;
+                pause();
+            }
+        } while (std::chrono::steady_clock::now() < give_up);
+        while (!has(target, &seen)) count.wait(seen, std::memory_order_acquire);
+    }
+};
 
 struct AlignedFree {
     void operator()(char *data) const { std::free(data); }
@@ -47,7 +71,8 @@ struct AlignedFree {
 // Owns the workers (threads 1 .. n - 1). One region at a time: the caller holds `mutex`.
 class Pool {
   public:
-    explicit Pool(int num_threads) : scratch_(static_cast<std::size_t>(num_threads)) {
+    explicit Pool(int num_threads)
+        : scratch_(static_cast<std::size_t>(num_threads)), arrived_(static_cast<std::size_t>(num_threads)) {
         try {
             for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
         } catch (...) {  // the system's limit on threads
@@ -64,49 +89,47 @@ class Pool {
     void run(std::size_t scratch_bytes, const std::function<void(const Context &)> &body) {
         reserve(scratch_bytes);
         body_ = &body;
-        start();
+        region_.raise();
         body(context(0));
-        barrier();
+        barrier(0);
         body_ = nullptr;
     }
 
-    void barrier() {
-        if (size() == 1) return;
-        const unsigned generation = generation_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<unsigned>(size())) {
-            arrived_.store(0, std::memory_order_relaxed);
-            generation_.store(generation + 1, std::memory_order_release);
-            generation_.notify_all();
+    // No thread leaves before all have come.
+    void barrier(int thread) {
+        Flag &mine = arrived_[static_cast<std::size_t>(thread)];
+        const unsigned target = mine.count.load(std::memory_order_relaxed) + 1;
+        if (size() <= kAllToAll) {
+            mine.raise();
+            for (const Flag &flag : arrived_) flag.wait(target);
+        } else if (thread == 0) {
+            for (int other = 1; other < size(); ++other) arrived_[static_cast<std::size_t>(other)].wait(target);
+            mine.raise();
         } else {
-            wait_while(generation_, generation);
+            mine.raise();
+            arrived_[0].wait(target);
         }
     }
 
   private:
     void stop() {
         body_ = nullptr;
-        start();
+        region_.raise();
         for (std::thread &worker : workers_) worker.join();
     }
 
-    void start() {
-        region_.fetch_add(1, std::memory_order_release);
-        region_.notify_all();
-    }
-
     void work(int thread) {
-        for (unsigned seen = 0;;) {
-            wait_while(region_, seen);
-            ++seen;
+        for (unsigned next = 1;; ++next) {
+            region_.wait(next);
             if (body_ == nullptr) return;
             (*body_)(context(thread));
-            barrier();
+            barrier(thread);
         }
     }
 
     Context context(int thread) {
         return {thread, size(), scratch_[static_cast<std::size_t>(thread)].get(), this,
-                [](void *pool) { static_cast<Pool *>(pool)->barrier(); }};
+                [](const Context &self) { static_cast<Pool *>(self.pool)->barrier(self.thread); }};
     }
 
     void reserve(std::size_t num_bytes) {
@@ -127,9 +150,8 @@ class Pool {
     std::size_t scratch_bytes_ = 0;
     const std::function<void(const Context &)> *body_ = nullptr;  // null asks the workers to end
     std::vector<std::thread> workers_;
-    alignas(64) std::atomic<unsigned> region_{0};      // counts regions; workers wait for the next one
-    alignas(64) std::atomic<unsigned> arrived_{0};     // threads now at the barrier
-    alignas(64) std::atomic<unsigned> generation_{0};  // counts barriers passed
+    Flag region_;                // counts regions
+    std::vector<Flag> arrived_;  // each thread's barriers
 };
 
 std::atomic<int> wanted{1};

@@ -11,6 +11,7 @@ void rms_norm(const NormArgs &, const Context &);
 void layer_norm(const NormArgs &, const Context &);
 void rope(const RopeArgs &, const Context &);
 void act(const ActArgs &, const Context &);
+void elementwise(const ElementwiseArgs &, const Context &);
 void write_kv(const WriteKVArgs &, const Context &);
 size_t attention_scratch(const AttentionArgs &);
 void attention(const AttentionArgs &, const Context &);
@@ -18,7 +19,7 @@ void attention(const AttentionArgs &, const Context &);
 const Kernels *table() {
     static const Kernels kernels = {
         linear_scratch, linear, linear_blocks_scratch, linear_blocks, rms_norm, layer_norm,
-        rope,           act,    write_kv,              attention_scratch, attention,
+        rope,           act,    elementwise,           write_kv,      attention_scratch, attention,
     };
     return &kernels;
 }

@@ -22,7 +22,8 @@ def plan_arena(trace: Trace, max_rows: Mapping[Rows, int]) -> Arena:
     """First fit by size, largest first, over the lifetimes of the buffers.
 
     A result lives from its instruction to its last reader; hidden_states and logits live to the end. An
-    instruction's results never overlap with what it reads.
+    instruction's results never overlap with what it reads, nor with what a norm before it reads: a program makes one
+    record of a norm and a linear.
     """
     sizes: dict[int, int] = {}
     first: dict[int, int] = {}
@@ -32,7 +33,7 @@ def plan_arena(trace: Trace, max_rows: Mapping[Rows, int]) -> Arena:
             sizes[value.buffer] = _align(max_rows[value.rows] * value.stride * DTYPE_BYTES[value.dtype])
             first[value.buffer] = last[value.buffer] = at
         for value in _values(instruction):
-            last[value.buffer] = at
+            last[value.buffer] = max(last[value.buffer], at + instruction.op.endswith("norm"))
     for value in (trace.hidden_states, trace.logits):
         last[value.buffer] = len(trace.instructions)
     placed: list[tuple[int, int, int]] = []  # (buffer, start, end)
