@@ -4,6 +4,7 @@ llm / server --EngineRequest--> engine --> scheduler --Plan--> executor --> runn
 device --StepOutput--> runner --StepResult--> scheduler.commit --Delta--> engine --RequestOutput--> user
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .models.spec import Pooling
+from .models.spec import ModelSpec, Pooling
 from .sampling.params import SamplingParams
 
 Array = Any
@@ -22,6 +23,20 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 # ---- llm / server -> engine -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderInput:
+    """The other input of a request to an encoder-decoder model: token ids, or frames of numbers."""
+
+    token_ids: Sequence[int] = ()  # llm / server (tokenizer)
+    features: FloatArray | None = None  # [num_frames, num_features] llm / server (front end of audio)
+
+    def num_tokens(self, encoder: ModelSpec) -> int:
+        """Positions that the encoder gives: tokens, or what its convolutions leave of the frames."""
+        if self.features is None:
+            return len(self.token_ids)
+        return len(self.features) // math.prod(convolution.stride for convolution in encoder.convolutions)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One request for one completion (a request with n > 1 becomes n of these)."""
@@ -108,8 +123,29 @@ class ForwardBatch:
     token_slots: Array | None = None  # [num_tokens] runner; None if no input_id is -1
     token_types: Array | None = None  # [num_tokens] runner; which text of a pair, of models that tell them apart
     rope_rows: Array | None = None  # [num_tokens] runner; which row of a rope table with variants (LongRoPE)
+    encoder_lens: Array | None = None  # [num_reqs] runner; tokens of each request in the Cross group
     max_query_len: int = 0  # runner; an upper bound, 0 if unknown
     max_seq_len: int = 0  # runner; an upper bound, 0 if unknown
+    max_encoder_len: int = 0  # runner; an upper bound, 0 if unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderBatch:
+    """What the encoder of an encoder-decoder model reads in this step: whole inputs, each of one request.
+
+    Input i owns tokens query_start_loc[i] : query_start_loc[i + 1]. Tokens are text, or what convolutions make of
+    frames.
+    """
+
+    positions: Array  # [num_tokens] runner
+    query_start_loc: Array  # [num_inputs + 1] runner
+    slot_mapping: Array  # [num_tokens] runner; in the blocks of the Cross group
+    input_ids: Array | None = None  # [num_tokens] runner; of text
+    features: Array | None = None  # [num_frames, num_features] float32 runner
+    windows: Sequence[Array] = ()  # by convolution [rows, kernel] runner; rows that make one, -1 is zeros
+    token_types: Array | None = None  # no encoder of this kind has them
+    dtype: str = "float32"  # runner; of activations
+    max_query_len: int = 0  # runner; an upper bound, 0 if unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +153,15 @@ class KVCaches:
     """The caches of all layers, as a forward function takes and returns them.
 
     layers: keys and values; None for a layer without attention. states: those of a recurrence; none for others.
+    cross: keys and values of what an encoder made of the other input; none without one.
     """
 
     layers: Sequence[Array]  # device; one opaque cache per layer, made by ops.new_kv_cache
     group_of_layer: Sequence[int]  # device; which block table and slot mapping of the batch a layer uses
     states: Sequence[Sequence[Array]] = ()  # device; per layer, made by ops.new_state; empty if no layer has any
     state_group: int = 0  # device; which block table and slot mapping states use
+    cross: Sequence[Array] = ()  # device; per layer, made by ops.new_kv_cache
+    cross_group: int = 0  # device; which block table cross attention reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +218,7 @@ class StepInput:
     sampling: SamplingBatch | None = None  # runner
     prompt_logprobs: PromptLogprobsBatch | None = None  # runner
     pooling: PoolingBatch | None = None  # runner
+    encoder: EncoderBatch | None = None  # runner; runs before the forward batch, which may read what it stores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,12 @@ def attention(
     cache: Array,
     group: int,
     batch: ForwardBatch,
+    relative_bias: Array | None = None,
 ) -> tuple[Array, Array]:
     """Self-attention of x: [num_tokens, hidden_size]; returns that shape and the layer's cache.
 
     cos, sin: of the layer's rope. group: the layer's KV group, by which the batch holds tables and slots.
+    relative_bias: float32 [num_buckets, num_heads], of models that have one.
     """
     if attn.in_scale != 1.0:
         x = ops.scale(x, attn.in_scale)
@@ -48,7 +50,7 @@ def attention(
         query = normalize(ops, attn.qk_norm, params, f"{prefix}q_norm.", query)
         key = normalize(ops, attn.qk_norm, params, f"{prefix}k_norm.", key)
     cache = ops.write_kv(cache, key, value, batch.slot_mappings[group])
-    out = ops.merge_heads(_paged(ops, attn, params, prefix, query, cache, group, batch))
+    out = ops.merge_heads(_paged(ops, attn, params, prefix, query, cache, group, batch, relative_bias))
     if attn.gated:
         gate = ops.linear(x, params[f"{prefix}gate_proj.weight"])
     if attn.gated or attn.gate_in_query:
@@ -108,6 +110,7 @@ def _paged(
     cache: Array,
     group: int,
     batch: ForwardBatch,
+    relative_bias: Array | None = None,
 ) -> Array:
     """Attention over the cache with all that the layer's spec asks for: [num_tokens, num_heads, head_dim]."""
     if attn.temperature_scale:
@@ -129,6 +132,7 @@ def _paged(
         softcap=attn.softcap,
         sinks=params[f"{prefix}sinks"] if attn.sinks else None,
         alibi_slopes=params[f"{prefix}alibi_slopes"] if attn.alibi_max_bias else None,
+        relative_bias=relative_bias,
         max_query_len=batch.max_query_len,
         max_seq_len=batch.max_seq_len,
     )

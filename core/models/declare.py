@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from .params import Param, Part, Shard
 from .rope import num_rope_variants, rope_tables
 from .spec import (
     AttentionSpec,
+    CrossSpec,
     LatentSpec,
     LayerSpec,
     MixerSpec,
@@ -26,7 +28,10 @@ from .spec import (
 
 def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
     """Every parameter of a model. A tied model has no lm_head.weight: embed_tokens.weight serves as both."""
-    return tuple(_encoder(spec) if spec.kind == "encoder" else _decoder(spec))
+    params = tuple(_encoder(spec) if spec.kind == "encoder" else _decoder(spec))
+    if spec.encoder is None:
+        return params
+    return params + tuple(_prefixed(param, "encoder.") for param in _encoder(spec.encoder))
 
 
 def distinct_ropes(spec: ModelSpec) -> tuple[RopeSpec, ...]:
@@ -59,16 +64,26 @@ def alibi_slopes(attn: AttentionSpec) -> npt.NDArray[np.float32]:
     return np.asarray(slopes * attn.alibi_scale, dtype=np.float32)
 
 
+def sinusoids(spec: ModelSpec, size: int) -> npt.NDArray[np.float32]:
+    """The position embedding of a spec that has no learned one, [num_learned_positions, size]."""
+    half = size // 2
+    last = half - 1 if spec.sinusoids == "halves" else half
+    frequencies = np.exp(np.arange(half) * -(math.log(10000) / last))
+    angles = np.arange(spec.first_position, spec.first_position + spec.num_learned_positions)[:, None] * frequencies
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
 def _decoder(spec: ModelSpec) -> Iterator[Param]:
     hidden = spec.hidden_size
     embed_size = spec.embed_size or hidden
     yield Param(name="embed_tokens.weight", shape=(spec.vocab_size, embed_size), kind="embedding", shard="vocab")
     if spec.embed_size:
         yield from _linear("project_in", hidden, embed_size, "replicated", False)
-    if spec.num_learned_positions:
-        yield Param(name="embed_positions.weight", shape=(spec.num_learned_positions, hidden), kind="embedding")
+    yield from _positions(spec, hidden)
     if spec.embed_norm:
         yield from _norm(spec.norm, "embed_norm", hidden)
+    if spec.num_relative_buckets and not spec.relative_bias_by_layer:
+        yield _relative_bias(spec, "")
     for n, rope in enumerate(distinct_ropes(spec)):
         yield from _rope(rope, f"rope.{n}")
     for i, layer in enumerate(spec.layers):
@@ -89,22 +104,27 @@ def _decoder(spec: ModelSpec) -> Iterator[Param]:
             unit_rows=spec.lm_head_unit_rows,
         )
     if spec.lm_head_bias:
-        yield Param(name="lm_head.bias", shape=(spec.vocab_size,), kind="vector", shard="vocab")
+        shape = (spec.vocab_size,)
+        none = partial(_zeros, shape) if spec.kind == "encoder_decoder" else None
+        yield Param(name="lm_head.bias", shape=shape, kind="vector", shard="vocab", compute=none)
 
 
 def _encoder(spec: ModelSpec) -> Iterator[Param]:
     hidden = spec.hidden_size
     size = spec.embed_size or hidden
-    yield Param(name="embed_tokens.weight", shape=(spec.vocab_size, size), kind="embedding", shard="vocab")
+    num_inputs = spec.num_features
+    for n, convolution in enumerate(spec.convolutions):
+        yield from _linear(f"convolutions.{n}", hidden, convolution.kernel * num_inputs, "replicated", True)
+        num_inputs = hidden
+    if not spec.num_features and not spec.shares_embedding:
+        yield Param(name="embed_tokens.weight", shape=(spec.vocab_size, size), kind="embedding", shard="vocab")
     if spec.num_token_types:
         yield Param(name="embed_token_types.weight", shape=(spec.num_token_types, size), kind="embedding")
-    if spec.num_learned_positions:
-        yield Param(name="embed_positions.weight", shape=(spec.num_learned_positions, size), kind="embedding")
+    yield from _positions(spec, size)
     if spec.embed_norm:
         yield from _norm(spec.norm, "embed_norm", size)
-    if spec.num_relative_buckets:
-        shape = (spec.num_relative_buckets, spec.layers[0].attn.num_heads)
-        yield Param(name="relative_bias.weight", shape=shape, kind="vector")
+    if spec.num_relative_buckets and not spec.relative_bias_by_layer:
+        yield _relative_bias(spec, "")
     if spec.embed_size:
         yield from _linear("embed_in", hidden, size, "replicated", True)
     for n, rope in enumerate(distinct_ropes(spec)):
@@ -115,6 +135,35 @@ def _encoder(spec: ModelSpec) -> Iterator[Param]:
         yield from _norm(spec.norm, "final_norm", hidden)
     if spec.pooler is not None:
         yield from _head(spec.pooler)
+
+
+def _zeros(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    return np.zeros(shape, np.float32)
+
+
+def _prefixed(param: Param, prefix: str) -> Param:
+    parts = tuple(dataclasses.replace(part, name=prefix + part.name) for part in param.parts)
+    return dataclasses.replace(param, name=prefix + param.name, parts=parts)
+
+
+def _positions(spec: ModelSpec, size: int) -> Iterator[Param]:
+    if spec.num_learned_positions:
+        shape = (spec.num_learned_positions, size)
+        table = partial(sinusoids, spec, size) if spec.sinusoids else None
+        yield Param(name="embed_positions.weight", shape=shape, kind="embedding", compute=table)
+
+
+def _relative_bias(spec: ModelSpec, prefix: str) -> Param:
+    shape = (spec.num_relative_buckets, spec.layers[0].attn.num_heads)
+    return Param(name=f"{prefix}relative_bias.weight", shape=shape, kind="vector")
+
+
+def _cross(cross: CrossSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+    size = cross.num_heads * cross.head_dim
+    yield from _linear(f"{prefix}.q_proj", size, hidden_size, "column", cross.bias)
+    rows = {"k_proj": size, "v_proj": size}
+    yield from _fused(f"{prefix}.kv_proj", prefix, rows, hidden_size, cross.bias, cross.num_heads)
+    yield from _linear(f"{prefix}.o_proj", hidden_size, size, "row", cross.bias)
 
 
 def _head(pooler: PoolerSpec) -> Iterator[Param]:
@@ -135,8 +184,16 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
             yield from _attention(layer.attn, f"{prefix}.attn", hidden)
         if layer.mixer is not None:
             yield from _mixer(layer.mixer, f"{prefix}.mixer", hidden)
+        if spec.relative_bias_by_layer:
+            yield _relative_bias(spec, f"{prefix}.attn.")
         if norms_output:
             yield from _norm(spec.norm, f"{prefix}.attn_post_norm", hidden)
+    if layer.cross is not None:
+        if layer.pre_norm:
+            yield from _norm(spec.norm, f"{prefix}.cross_norm", hidden)
+        yield from _cross(layer.cross, f"{prefix}.cross", hidden)
+        if norms_output:
+            yield from _norm(spec.norm, f"{prefix}.cross_post_norm", hidden)
     if not layer.has_feed_forward:
         return
     if layer.pre_norm and not layer.shared_norm:

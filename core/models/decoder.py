@@ -7,9 +7,10 @@ from ..ops.table import OpTable
 from ..stages import Array, ForwardBatch, KVCaches
 from .attention import attention
 from .declare import rope_numbers
+from .encoder_decoder import cross_block
 from .feed_forward import feed_forward
 from .mixer import States, mix
-from .norms import Params, add_and_normalize, normalize
+from .norms import Params, add_and_normalize, normalize, relative_bias
 from .rope import num_rope_variants
 from .spec import ModelSpec, RopeSpec
 
@@ -39,8 +40,10 @@ def decoder(
             x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
             block = None
             if layer.has_attention:
-                group = kv.group_of_layer[i]
-                block, cache = attention(ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, cache, group, batch)
+                group, bias = kv.group_of_layer[i], relative_bias(spec, params, "", i)
+                block, cache = attention(
+                    ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, cache, group, batch, bias
+                )
             if layer.mixer is not None:
                 mixed, state = mix(ops, layer.mixer, params, f"{prefix}mixer.", x, state, kv.state_group, batch)
                 block = mixed if block is None else ops.add(block, mixed)
@@ -53,6 +56,11 @@ def decoder(
         if not layer.has_feed_forward:
             continue
 
+        post_norm = f"{prefix}attn_post_norm."
+        if layer.cross is not None:
+            block, residual = cross_block(ops, spec, params, i, block, residual, kv, batch)
+            post_norm = f"{prefix}cross_post_norm."
+
         norm = f"{prefix}mlp_norm."
         if layer.parallel:
             y = x if layer.shared_norm else normalize(ops, spec.norm, params, norm, residual)
@@ -60,7 +68,7 @@ def decoder(
             continue
         if layer.norm_after_add:
             total = ops.add(block, residual)
-            block, residual = None, normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", total)
+            block, residual = None, normalize(ops, spec.norm, params, post_norm, total)
         x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
         block = feed_forward(ops, layer, params, f"{prefix}mlp.", x)
         if layer.post_norm:
@@ -72,7 +80,12 @@ def decoder(
             block, residual = None, normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", total)
     hidden_states, _ = add_and_normalize(ops, spec.norm, params, "final_norm.", block, residual, spec.final_norm)
     caches_after = KVCaches(
-        layers=caches, group_of_layer=kv.group_of_layer, states=states, state_group=kv.state_group
+        layers=caches,
+        group_of_layer=kv.group_of_layer,
+        states=states,
+        state_group=kv.state_group,
+        cross=kv.cross,
+        cross_group=kv.cross_group,
     )
     return hidden_states, caches_after
 

@@ -4,56 +4,76 @@ It walks the same spec as `decoder`, arrays touched through ops alone; nothing h
 """
 
 from ..ops.table import OpTable
-from ..stages import Array, ForwardBatch
+from ..stages import Array, EncoderBatch, ForwardBatch
 from .declare import rope_numbers
 from .feed_forward import feed_forward
-from .norms import Params, normalize
+from .norms import Params, normalize, relative_bias
 from .spec import AttentionSpec, ModelSpec
 
 
-def encoder(ops: OpTable, spec: ModelSpec, params: Params, batch: ForwardBatch) -> Array:
-    """Hidden states after the last layer, [num_tokens, hidden_size]. `batch` holds whole requests."""
-    residual = _embed(ops, spec, params, batch)
-    relative_bias = params["relative_bias.weight"] if spec.num_relative_buckets else None
+def encoder(
+    ops: OpTable,
+    spec: ModelSpec,
+    params: Params,
+    batch: ForwardBatch | EncoderBatch,
+    prefix: str = "",
+    embeddings: Array | None = None,
+) -> Array:
+    """Hidden states after the last layer, [num_tokens, hidden_size]. `batch` holds whole requests.
+
+    prefix: begins the names of its parameters, "encoder." of one that a decoder attends to. embeddings:
+    [num_tokens, hidden_size], in place of those of token ids.
+    """
+    residual = _embed(ops, spec, params, batch, prefix, embeddings)
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     for i, (layer, number) in enumerate(zip(spec.layers, rope_numbers(spec), strict=True)):
-        prefix = f"layers.{i}."
+        layer_prefix, bias = f"{prefix}layers.{i}.", relative_bias(spec, params, prefix, i)
         if number == len(angles):
-            inv_freq, factor = params[f"rope.{number}.inv_freq"], params[f"rope.{number}.attention_factor"]
+            rope = f"{prefix}rope.{number}."
+            inv_freq, factor = params[f"{rope}inv_freq"], params[f"{rope}attention_factor"]
             angles.append(ops.rotary_angles(batch.positions, inv_freq, factor))
         cos, sin = (None, None) if number < 0 else angles[number]
 
         has_norm = layer.pre_norm and layer.attn_pre_norm
-        x = normalize(ops, spec.norm, params, f"{prefix}attn_norm.", residual) if has_norm else residual
-        block = _attention(ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, relative_bias, batch)
+        x = normalize(ops, spec.norm, params, f"{layer_prefix}attn_norm.", residual) if has_norm else residual
+        block = _attention(ops, layer.attn, params, f"{layer_prefix}attn.", x, cos, sin, bias, batch)
         if layer.post_norm:
-            block = normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", block)
+            block = normalize(ops, spec.norm, params, f"{layer_prefix}attn_post_norm.", block)
         residual = ops.add(block, residual)
         if layer.norm_after_add:
-            residual = normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", residual)
+            residual = normalize(ops, spec.norm, params, f"{layer_prefix}attn_post_norm.", residual)
 
-        x = normalize(ops, spec.norm, params, f"{prefix}mlp_norm.", residual) if layer.pre_norm else residual
-        block = feed_forward(ops, layer, params, f"{prefix}mlp.", x)
+        x = normalize(ops, spec.norm, params, f"{layer_prefix}mlp_norm.", residual) if layer.pre_norm else residual
+        block = feed_forward(ops, layer, params, f"{layer_prefix}mlp.", x)
         if layer.post_norm:
-            block = normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", block)
+            block = normalize(ops, spec.norm, params, f"{layer_prefix}mlp_post_norm.", block)
         residual = ops.add(block, residual)
         if layer.norm_after_add:
-            residual = normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", residual)
-    return normalize(ops, spec.norm, params, "final_norm.", residual) if spec.final_norm else residual
+            residual = normalize(ops, spec.norm, params, f"{layer_prefix}mlp_post_norm.", residual)
+    return normalize(ops, spec.norm, params, f"{prefix}final_norm.", residual) if spec.final_norm else residual
 
 
-def _embed(ops: OpTable, spec: ModelSpec, params: Params, batch: ForwardBatch) -> Array:
+def _embed(
+    ops: OpTable,
+    spec: ModelSpec,
+    params: Params,
+    batch: ForwardBatch | EncoderBatch,
+    prefix: str,
+    x: Array | None,
+) -> Array:
     """The residual stream before the first layer, [num_tokens, hidden_size]."""
-    x = ops.embedding(batch.input_ids, params["embed_tokens.weight"])
+    if x is None:
+        name = "embed_tokens.weight" if spec.shares_embedding else f"{prefix}embed_tokens.weight"
+        x = ops.embedding(batch.input_ids, params[name])
     if spec.embed_scale != 1.0:
         x = ops.scale(x, spec.embed_scale)
     if spec.num_token_types:
         assert batch.token_types is not None, "the runner gives token types to models that have them"
         x = ops.add(x, ops.embedding(batch.token_types, params["embed_token_types.weight"]))
     if spec.num_learned_positions:
-        x = ops.add(x, ops.embedding(batch.positions, params["embed_positions.weight"]))
+        x = ops.add(x, ops.embedding(batch.positions, params[f"{prefix}embed_positions.weight"]))
     if spec.embed_norm:
-        x = normalize(ops, spec.norm, params, "embed_norm.", x)
+        x = normalize(ops, spec.norm, params, f"{prefix}embed_norm.", x)
     return ops.linear(x, params["embed_in.weight"], params["embed_in.bias"]) if spec.embed_size else x
 
 
@@ -66,7 +86,7 @@ def _attention(
     cos: Array | None,
     sin: Array | None,
     relative_bias: Array | None,
-    batch: ForwardBatch,
+    batch: ForwardBatch | EncoderBatch,
 ) -> Array:
     """Self-attention of [num_tokens, hidden_size] in both directions; returns that shape."""
     head_dim = attn.head_dim

@@ -32,7 +32,7 @@ _PARTS = {
     "mlp.experts.down_proj": ("mlp.experts.{j}.down_proj",),
     "mlp.shared.gate_up_proj": ("mlp.shared.gate_proj", "mlp.shared.up_proj"),
 }
-_MODEL_LEVEL = ("embed_", "final_norm", "lm_head", "project_")
+_MODEL_LEVEL = ("embed_", "final_norm", "lm_head", "project_", "relative_bias", "convolutions.")
 EXPERTS: Mapping[str, str | Stored] = {
     "mlp.router": "mlp.gate",
     "mlp.experts.{j}.gate_proj": "mlp.experts.{j}.gate_proj",
@@ -73,15 +73,23 @@ def name_table(
 
     modules: canonical -> stored; names of layers are given without `layers.{i}.` and the `layer` of the
     checkpoint. tensors: names that have no .weight or .bias at their end, spelled out in the same way. A
-    transposition holds for weights alone.
+    transposition and a kernel hold for weights alone.
     """
     entries: dict[str, str | Stored] = {}
     for ours, theirs in modules.items():
         stored = _stored(ours, theirs, layer)
         for leaf in ("weight", "bias"):
-            transpose = stored.transpose and leaf == "weight"
-            also = tuple(f"{name}.{leaf}" for name in stored.also)
-            entry = dataclasses.replace(stored, name=f"{stored.name}.{leaf}", also=also, transpose=transpose)
+            is_weight = leaf == "weight"
+            transpose, kernel = stored.transpose and is_weight, stored.kernel if is_weight else 0
+            also, copies = (tuple(f"{name}.{leaf}" for name in names) for names in (stored.also, stored.copies))
+            entry = dataclasses.replace(
+                stored,
+                name=f"{stored.name}.{leaf}",
+                also=also,
+                copies=copies,
+                transpose=transpose,
+                kernel=kernel,
+            )
             entries[f"{_canonical(ours)}.{leaf}"] = entry
     for ours, theirs in (tensors or {}).items():
         entries[_canonical(ours)] = _stored(ours, theirs, layer)

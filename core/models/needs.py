@@ -9,6 +9,8 @@ from .spec import ModelSpec
 FEATURES: Mapping[str, str] = {
     "sliding_window": "attention that sees only the last tokens",
     "softcap": "attention scores bounded by tanh before the softmax",
+    "relative_bias": "attention with a learned bias by distance (T5)",
+    "cross_attention": "attention of a decoder to what an encoder made of another input",
     "rope_variants": "rotary tables with rows for short and for long requests (LongRoPE, dynamic)",
 }
 """Every feature that a model may need, for the capabilities of a device."""
@@ -20,6 +22,8 @@ def model_needs(spec: ModelSpec) -> list[Need]:
     asked = {
         "sliding_window": any(attn.window for attn in attention),
         "softcap": any(attn.softcap for attn in attention),
+        "relative_bias": spec.num_relative_buckets > 0 and spec.kind != "encoder",
+        "cross_attention": spec.kind == "encoder_decoder",
         "rope_variants": rope_rows(spec).num_rows > 1,
     }
     why = f"this {spec.model_type} model"

@@ -1,10 +1,10 @@
-"""Norms inside a forward function, by spec."""
+"""What several forward functions do with parameters, by spec: norms, and biases by distance."""
 
 from collections.abc import Mapping
 
 from ..ops.table import OpTable
 from ..stages import Array
-from .spec import NormSpec
+from .spec import ModelSpec, NormSpec
 
 Params = Mapping[str, Array]
 """Parameters by canonical name, as `declare_params` lists them."""
@@ -35,3 +35,11 @@ def add_and_normalize(
             return ops.add_rms_norm(block, residual, weight, eps=norm.eps)
         residual = ops.add(block, residual)
     return (normalize(ops, norm, params, prefix, residual) if has_norm else residual), residual
+
+
+def relative_bias(spec: ModelSpec, params: Params, prefix: str, layer_idx: int) -> Array | None:
+    """A layer's bias of attention by distance, float32 [num_buckets, num_heads]; None if the model has none."""
+    if not spec.num_relative_buckets:
+        return None
+    layer = f"layers.{layer_idx}.attn." if spec.relative_bias_by_layer else ""
+    return params[f"{prefix}{layer}relative_bias.weight"]

@@ -33,6 +33,7 @@ class Param:
     `compute`, not read.
     parts: the stacked pieces, top to bottom, that a checkpoint may hold instead of the whole.
     larger_parts: other such pieces, each of one or several parts.
+    compute: of a constant; of anything else what stands in where the checkpoint has no such tensor, [*shape].
     num_groups: a whole may be stored in so many groups that each hold their share of every part (Stored.interleaved).
     """
 

@@ -120,6 +120,26 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CrossSpec:
+    """Attention of one decoder layer to the output of the encoder, every token of which every query sees."""
+
+    num_heads: int
+    head_dim: int
+    scale: float
+    bias: bool = False
+    """biases on all four projections"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionSpec:
+    """A convolution over time with padding so that num_frames / stride rows come out, and its activation."""
+
+    kernel: int
+    stride: int = 1
+    activation: Activation = "gelu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MlpSpec:
     """Feed-forward block: down(act(gate(x)) * up(x)) if gated, else down(act(up(x)))."""
 
@@ -223,6 +243,8 @@ class LayerSpec:
     mlp: MlpSpec = NO_MLP
     mixer: MixerSpec | None = None
     """a recurrence in the place of attention, or beside it: their outputs are added"""
+    cross: CrossSpec | None = None
+    """stands between attention and mlp, with norms where those of attention are"""
     moe: MoeSpec | None = None
     """takes the place of mlp"""
     pre_norm: bool = True
@@ -291,19 +313,35 @@ class ModelSpec:
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
     norm: NormSpec
-    kind: Literal["decoder", "encoder"] = "decoder"
-    """encoder: every token sees every other one, and nothing is cached"""
+    kind: Literal["decoder", "encoder", "encoder_decoder"] = "decoder"
+    """encoder: every token sees every other one, and nothing is cached; encoder_decoder: a decoder whose layers have
+    cross attention to what `encoder` makes of another input"""
+    encoder: "ModelSpec | None" = None
+    """reads the other input; its parameters begin with "encoder." """
+    num_features: int = 0
+    """of an encoder that reads frames of so many numbers, such as a mel spectrogram, instead of tokens"""
+    convolutions: tuple[ConvolutionSpec, ...] = ()
+    """of such an encoder: from its frames to its positions"""
+    shares_embedding: bool = False
+    """of an encoder: its token embeddings are the decoder's"""
     embed_scale: float = 1.0
     """multiplies the token embeddings"""
     num_learned_positions: int = 0
     """rows of a learned position embedding; 0 has none"""
+    sinusoids: Literal["", "interleaved", "halves"] = ""
+    """the position embedding holds sines and cosines where the checkpoint has none: with the frequencies of the
+    2 i-th value (Vaswani et al. 2017), or spread evenly from 1 to 1 / 10000 over each half (tensor2tensor)"""
+    first_position: int = 0
+    """the row of such an embedding where position 0 stands"""
     embed_size: int = 0
     """size of token embeddings if it is not hidden_size: projected in after embedding, out before the head; of an
     encoder, size of all embeddings, projected behind their norm"""
     embed_norm: bool = False
     """normalise the embeddings"""
     num_relative_buckets: int = 0
-    """rows of a learned bias of attention by distance (T5's buckets), one for all layers of an encoder; 0 has none"""
+    """rows of a learned bias of attention by distance (T5's buckets), one for all layers; 0 has none"""
+    relative_bias_by_layer: bool = False
+    """each layer has its own"""
     num_token_types: int = 0
     """rows of a learned embedding of token types (which text of a pair); 0 has none"""
     final_norm: bool = True
@@ -321,5 +359,5 @@ class ModelSpec:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """Decoder layers, or those of an encoder that stands alone."""
         return len(self.layers)

@@ -1,6 +1,15 @@
 """Paged attention (Kwon et al. 2023). One family: the ops share the layout of the KV cache."""
 
+import math
+from typing import TYPE_CHECKING
+
 from ..stages import Array
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_DISTANCE = 128
+"""Tokens this far apart or further share the last row of a bias by distance."""
 
 
 def new_kv_cache(
@@ -41,10 +50,12 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    relative_bias: Array | None = None,
+    causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
 ) -> Array:
-    """Causal attention of a ragged batch over the paged cache.
+    """Attention of a ragged batch over the paged cache.
 
     query: [num_tokens, num_heads, head_dim]; request r owns rows query_start_loc[r] : query_start_loc[r + 1],
     which are its last positions before seq_lens[r]. block_table: int32 [num_reqs, max_num_blocks], -1 padded;
@@ -52,7 +63,10 @@ def paged_attention(
     h // (num_heads / num_kv_heads). window: a token sees itself and window - 1 tokens before it, 0 sees all;
     entries of the table before the window may be stale and are not read. softcap: scores become
     softcap * tanh(scores / softcap). sinks: float32 [num_heads], one more logit in each softmax's sum.
-    alibi_slopes: float32 [num_heads], adds slope * (key position - query position).
+    alibi_slopes: float32 [num_heads], adds slope * (key position - query position). relative_bias: float32
+    [num_buckets, num_heads], added by distance; T5's buckets for keys that are not after the query (Raffel et al.
+    2020): half of them for single distances, the rest for those up to 128 in logarithmic steps. causal: a token sees
+    positions up to its own; False: all seq_lens[r] of its request, however many its rows (then no window).
     Scores, softmax and sums in float32 at least. A request without tokens is allowed.
     Returns [num_tokens, num_heads, head_dim] in query's dtype.
     """
@@ -82,7 +96,10 @@ def paged_attention(
         k_pos = torch.arange(first_key, seq_len, device=query.device)[None, :]
         if alibi_slopes is not None:
             scores = scores + alibi_slopes.to(wide)[:, None, None] * (k_pos - q_pos)
-        hidden = k_pos > q_pos
+        if relative_bias is not None:
+            rows = distance_buckets(q_pos - k_pos, relative_bias.shape[0])
+            scores = scores + relative_bias[rows].permute(2, 0, 1).to(wide)
+        hidden = (k_pos > q_pos) & causal
         if window:
             hidden = hidden | (q_pos - k_pos >= window)
         scores = scores.masked_fill(hidden, float("-inf"))
@@ -92,3 +109,12 @@ def paged_attention(
         weights = scores.softmax(-1)[..., :num_keys]
         out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v).to(out.dtype)
     return out
+
+
+def distance_buckets(distances: "torch.Tensor", num_buckets: int) -> "torch.Tensor":
+    """Rows of a bias by distance for distances of any sign, of which those below 0 count as 0; not an op."""
+    import torch
+
+    exact, size = num_buckets // 2, distances.clamp(min=0)
+    steps = torch.log(size.clamp(min=1).float() / exact) / math.log(MAX_DISTANCE / exact) * (num_buckets - exact)
+    return torch.where(size < exact, size, (exact + steps.long()).clamp(max=num_buckets - 1))

@@ -1,12 +1,7 @@
 """Ops over the rows of whole requests in one step, without a cache: attention in both directions, means of rows."""
 
-import math
-from typing import TYPE_CHECKING
-
 from ..stages import Array
-
-if TYPE_CHECKING:
-    import torch
+from .attention import distance_buckets
 
 
 def encoder_attention(
@@ -49,24 +44,13 @@ def encoder_attention(
             scores = softcap * torch.tanh(scores / softcap)
         place = torch.arange(end - begin, device=query.device)
         if relative_bias is not None:
-            buckets = _distance_buckets(place[None, :] - place[:, None], relative_bias.shape[0])
-            scores = scores + relative_bias[buckets].permute(2, 0, 1).to(wide)
+            distances, half = place[None, :] - place[:, None], relative_bias.shape[0] // 2
+            rows = distance_buckets(distances.abs(), half) + (distances > 0) * half
+            scores = scores + relative_bias[rows].permute(2, 0, 1).to(wide)
         if window:
             scores = scores.masked_fill((place[:, None] - place[None, :]).abs() >= window, float("-inf"))
         out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(out.dtype)
     return out
-
-
-def _distance_buckets(distances: "torch.Tensor", num_buckets: int) -> "torch.Tensor":
-    """Rows of a relative bias for key position - query position; distances above 128 share the last row."""
-    import torch
-
-    half = num_buckets // 2
-    exact = half // 2
-    size = distances.abs()
-    steps = torch.log(size.clamp(min=1).float() / exact) / math.log(128 / exact) * (half - exact)
-    rows = torch.where(size < exact, size, (exact + steps.long()).clamp(max=half - 1))
-    return rows + (distances > 0) * half
 
 
 def mean_rows(x: Array, starts: Array, ends: Array) -> Array:
@@ -79,3 +63,14 @@ def mean_rows(x: Array, starts: Array, ends: Array) -> Array:
     wide = torch.promote_types(x.dtype, torch.float32)
     means = [x[start:end].to(wide).mean(0) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     return torch.stack(means).to(x.dtype)
+
+
+def stack_rows(x: Array, indices: Array) -> Array:
+    """Windows of rows, side by side: row i is x[indices[i, 0]], x[indices[i, 1]], ...; an index of -1 is zeros.
+
+    x: [n, m]; indices: int32 [rows, k]. Returns [rows, k * m] in x's dtype. With a linear layer behind it, this is a
+    convolution.
+    """
+    padded = x.new_zeros((x.shape[0] + 1, x.shape[1]))
+    padded[:-1] = x
+    return padded[indices.long()].flatten(1)

@@ -56,6 +56,7 @@ class OpTable:
     # whole requests
     encoder_attention = staticmethod(ragged.encoder_attention)
     mean_rows = staticmethod(ragged.mean_rows)
+    stack_rows = staticmethod(ragged.stack_rows)
     # elementwise and shapes
     add = staticmethod(elementwise.add)
     scale = staticmethod(elementwise.scale)

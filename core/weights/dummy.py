@@ -45,7 +45,7 @@ class DummyParams:
             yield LoadedParam(param=param, tensors=(self._make(param),))
 
     def _make(self, param: Param) -> HostTensor:
-        if param.kind == "constant":
+        if param.compute is not None:
             return compute_constant(param)
         if param.kind == "vector":
             is_norm = "norm" in param.name and param.name.endswith(".weight")

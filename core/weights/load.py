@@ -20,10 +20,11 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One stored tensor that is a parameter, or a part of one."""
+    """One stored tensor that is a parameter, or a part of one. info: None for zeros of `shape`."""
 
-    info: TensorInfo
+    info: TensorInfo | None
     stored: Stored
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,12 @@ class CheckpointParams:
         resolved = [resolver.resolve(param) for param in params]
         resolver.check()
         positions = {name: position for position, name in enumerate(source.names())}
-        # A constant has no piece, so it sorts before all.
-        resolved.sort(key=lambda item: min((positions[piece.info.name] for piece in item.pieces), default=-1))
+        # What is computed has no piece, so it sorts before all.
+        stored = [
+            [positions[piece.info.name] for piece in item.pieces if piece.info is not None] for item in resolved
+        ]
+        order = sorted(range(len(resolved)), key=lambda i: min(stored[i], default=-1))
+        resolved = [resolved[i] for i in order]
         self._resolved = resolved
 
     def params(self) -> Sequence[Param]:
@@ -74,10 +79,14 @@ class CheckpointParams:
             yield LoadedParam(param=item.param, tensors=self._load(item))
 
     def _load(self, item: _Resolved) -> tuple[HostTensor, ...]:
-        if item.param.kind == "constant":
+        if not item.pieces:
             return (compute_constant(item.param),)
         tensors = []
         for piece in item.pieces:
+            if piece.info is None:
+                zeros = np.zeros(piece.shape, np.float32)
+                tensors.append(HostTensor(name=piece.stored.name, dtype="float32", shape=piece.shape, data=zeros))
+                continue
             tensor = _rearrange(self._source.read(piece.info.name), piece.stored, item.param)
             if item.param.plus_one and not self._adds_one:
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor) + np.float32(1.0))
@@ -88,10 +97,10 @@ class CheckpointParams:
 
 
 def compute_constant(param: Param) -> HostTensor:
-    """A parameter of kind "constant", float32 [*param.shape]."""
-    assert param.compute is not None, f"constant {param.name} has no compute"
+    """A parameter that is not read but computed, float32 [*param.shape]."""
+    assert param.compute is not None, f"{param.name} has no compute"
     data = np.ascontiguousarray(param.compute(), dtype=np.float32)
-    assert data.shape == param.shape, f"constant {param.name} computes {data.shape}, declares {param.shape}"
+    assert data.shape == param.shape, f"{param.name} computes {data.shape}, declares {param.shape}"
     return HostTensor(name=param.name, dtype="float32", shape=param.shape, data=data)
 
 
@@ -107,6 +116,9 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
     """The tensor in our layout: undo a stored transposition, an axis of stacked matrices, an interleaving of the
     parts of a fused parameter, and the row order of interleaved rope. Rows of blocks move like rows of numbers."""
     data, shape = tensor.data, tensor.shape
+    if stored.kernel:
+        shape = (shape[0], shape[1] * shape[2])
+        data = np.swapaxes(data, 1, 2).reshape(shape)
     if stored.transpose:
         data, shape = np.swapaxes(data, -1, -2), (*shape[:-2], shape[-1], shape[-2])
     if stored.stacked:
@@ -168,6 +180,8 @@ class _Resolver:
         if param.kind == "constant":
             return _Resolved(param, ())
         whole = self.look_up(param.name)
+        if param.compute is not None and not (whole and whole.infos):
+            return _Resolved(param, ())
         cuts = param.parts
         if param.larger_parts and all(self.entry(part.name) for part in param.larger_parts):
             cuts = param.larger_parts
@@ -192,10 +206,15 @@ class _Resolver:
             return None
         infos = tuple(info for name in (stored.name, *stored.also) for info in self.find(name))
         self.used.update(info.name for info in infos)
+        copies = [info for name in stored.copies for info in self.find(name)]
+        self.used.update(info.name for info in copies)
+        infos = infos or tuple(copies[:1])
         return _Found(canonical, stored, infos)
 
     def take(self, param: Param, found: _Found, shape: tuple[int, ...]) -> tuple[_Piece, ...]:
         """The one tensor found, compared with `shape`; nothing, and a problem noted, if there is none or more."""
+        if found.stored.zeros:
+            return (_Piece(None, found.stored, shape),)
         match found.infos:
             case (info,):
                 self.compare(param, info, found.stored, shape)
@@ -220,7 +239,7 @@ class _Resolver:
         names = (stored.name, *stored.also)
         for place, index in zip("ij", indices, strict=False):
             names = tuple(name.replace(f"{{{place}}}", index) for name in names)
-        return replace(stored, name=names[0], also=names[1:])
+        return replace(stored, name=names[0], also=names[1:])  # copies are of embeddings, which no layer has
 
     def find(self, name: str) -> tuple[TensorInfo, ...]:
         """The stored tensors called `name`, with and without the base prefix."""
@@ -242,6 +261,8 @@ class _Resolver:
             expected = (param.num_stacked, shape[0] // param.num_stacked, *shape[1:])
         if stored.skip_rows:
             expected = (shape[0] + stored.skip_rows, *shape[1:])
+        if stored.kernel:
+            expected = (shape[0], shape[1] // stored.kernel, stored.kernel)
         if stored.transpose:
             expected = (*expected[:-2], expected[-1], expected[-2])
         is_blocked = info.dtype not in DTYPE_BYTES

@@ -9,6 +9,9 @@ class Stored:
     """Where and how a checkpoint stores one canonical tensor. `{i}` in a name is the layer, `{j}` the expert or head.
 
     also: other spellings; a checkpoint has one of them.
+    copies: names under which a checkpoint may hold the same tensor again, or only there (tied weights).
+    zeros: no checkpoint has it, and it is zeros (a bias that a fused linear layer has for its other parts).
+    kernel: stored as a convolution of so many taps, [out, in, kernel]; read as [out, kernel * in].
     transpose: stored [in_features, out_features] (GPT-2's Conv1D).
     stacked: stored with an axis in front for the param's num_stacked matrices or vectors.
     skip_rows: rows at the top that are never read (OPT's first two positions).
@@ -22,6 +25,9 @@ class Stored:
 
     name: str
     also: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
+    zeros: bool = False
+    kernel: int = 0
     transpose: bool = False
     stacked: bool = False
     skip_rows: int = 0

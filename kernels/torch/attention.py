@@ -24,14 +24,18 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    relative_bias: torch.Tensor | None = None,
+    causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
 ) -> torch.Tensor:
     """As the declaration in core/ops/attention.py says.
 
     query: [num_tokens, num_heads, head_dim]; kv_cache: keys and values, each [num_blocks, block_size, num_kv_heads,
-    head_dim]. Tables as wide as max_seq_len needs; max_query_len of 0 counts as num_tokens.
+    head_dim]. Tables as wide as max_seq_len needs; max_query_len of 0 counts as num_tokens. relative_bias is not
+    known here.
     """
+    assert relative_bias is None, "not among the features of a device with these tiles"
     keys, values = kv_cache
     block_size, num_kv_heads = keys.shape[1], keys.shape[2]
     num_tokens, num_heads, head_dim = query.shape
@@ -81,7 +85,7 @@ def paged_attention(
         distance = (k_pos - q_pos[:, :, None])[:, None, None]
         if slopes is not None:
             scores = scores + slopes * distance
-        hidden = (distance > 0) | ~alive[:, None, None, None, :]
+        hidden = ((distance > 0) & causal) | ~alive[:, None, None, None, :]
         if window:
             hidden = hidden | (distance <= -window)
         scores = scores.masked_fill(hidden, float("-inf"))

@@ -29,6 +29,8 @@ class Variant:
     softcap: float = 0.0
     sinks: bool = False
     alibi: bool = False
+    relative: bool = False
+    causal: bool = True
     feature: str = ""
     requests: Sequence[tuple[int, int]] = RAGGED
 
@@ -45,6 +47,8 @@ VARIANTS = {
     "window_softcap": Variant(window=9, softcap=3.0, head_dim=32, feature="sliding_window"),
     "sinks": Variant(sinks=True, head_dim=64),
     "alibi": Variant(alibi=True),
+    "relative": Variant(relative=True, feature="relative_bias", requests=(*RAGGED, (2, 300))),
+    "all_keys": Variant(causal=False, feature="cross_attention"),
 }
 
 
@@ -57,8 +61,9 @@ def dense_attention(
     scale: float,
     sinks: Float64 | None,
     slopes: Float64 | None,
+    relative: Float64 | None,
 ) -> Float64:
-    """Causal attention of one request: query [q, num_heads, d] are the last of the k positions of keys and values
+    """Attention of one request: query [q, num_heads, d] are the last of the k positions of keys and values
     [k, num_kv_heads, d]. One head and one query at a time, so that nothing is shared with the definition."""
     num_queries, num_heads, _ = query.shape
     num_keys = len(keys)
@@ -68,17 +73,33 @@ def dense_attention(
         for row in range(num_queries):
             position = num_keys - num_queries + row
             first = max(0, position - variant.window + 1) if variant.window else 0
-            seen = np.arange(first, position + 1)
+            seen = np.arange(first, position + 1 if variant.causal else num_keys)
             scores = keys[seen, kv_head] @ query[row, head] * scale
             if variant.softcap:
                 scores = variant.softcap * np.tanh(scores / variant.softcap)
             if slopes is not None:
                 scores = scores - slopes[head] * (position - seen)
+            if relative is not None:
+                buckets = [distance_bucket(distance, len(relative)) for distance in (position - seen).tolist()]
+                scores = scores + relative[buckets, head]
             top = scores.max() if sinks is None else max(scores.max(), sinks[head])
             weights = np.exp(scores - top)
             total = weights.sum() + (0.0 if sinks is None else np.exp(sinks[head] - top))
             out[row, head] = weights @ values[seen, kv_head] / total
     return out
+
+
+def distance_bucket(distance: int, num_buckets: int) -> int:
+    """T5's bucket of a key so many tokens before its query (Raffel et al. 2020), with whole numbers alone.
+
+    The k-th bucket behind the single distances begins where distance / exact reaches (128 / exact)^(k / rest).
+    """
+    exact = num_buckets // 2
+    if distance < exact:
+        return distance
+    rest = num_buckets - exact
+    steps = sum(1 for k in range(1, rest) if distance**rest * exact**k >= 128**k * exact**rest)
+    return exact + steps
 
 
 def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
@@ -140,6 +161,7 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     query = to_array(ops, activation(int(counts.sum()), heads, head_dim), dtype)
     sinks = rng.standard_normal(heads).astype(np.float32) if variant.sinks else None
     slopes = (0.5 ** np.arange(1, heads + 1)).astype(np.float32) if variant.alibi else None
+    relative = rng.standard_normal((32, heads)).astype(np.float32) if variant.relative else None
     scale = head_dim**-0.5
     result = ops.paged_attention(
         query,
@@ -152,11 +174,13 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
         softcap=variant.softcap,
         sinks=None if sinks is None else ops.to_device(sinks),
         alibi_slopes=None if slopes is None else ops.to_device(slopes),
+        relative_bias=None if relative is None else ops.to_device(relative),
+        causal=variant.causal,
         max_query_len=int(counts.max()),
         max_seq_len=int(lens.max()),
     )
     q, k, v = (to_numpy(ops, array) for array in (query, key, value))
-    expected = _expected(variant, q, k, v, scale, sinks, slopes)
+    expected = _expected(variant, q, k, v, scale, sinks, slopes, relative)
     error = compare(to_numpy(ops, result), expected, TOLERANCE[dtype], "attention")
     return f"{len(lens)} requests, error {error:.1e}, allowed {TOLERANCE[dtype]:.0e}"
 
@@ -169,6 +193,7 @@ def _expected(
     scale: float,
     sinks: npt.NDArray[np.float32] | None,
     slopes: npt.NDArray[np.float32] | None,
+    relative: npt.NDArray[np.float32] | None,
 ) -> Float64:
     parts = []
     q_start = k_start = 0
@@ -182,6 +207,7 @@ def _expected(
                 scale=scale,
                 sinks=None if sinks is None else sinks.astype(np.float64),
                 slopes=None if slopes is None else slopes.astype(np.float64),
+                relative=None if relative is None else relative.astype(np.float64),
             )
         )
         q_start, k_start = q_start + count, k_start + seq_len

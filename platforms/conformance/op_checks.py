@@ -209,6 +209,13 @@ def _encoder_attention(rng: Rng) -> Iterator[Case]:
         for window in (0, 1, 5):
             yield Case(f"{lengths} tokens, window {window}", arrays, {"scale": 0.25, "window": window})
 
+        yield Case(f"{lengths} tokens, bias", [*arrays, _f32(rng, 32, heads)], {"scale": 0.25})
+
+
+def _stack_rows(rng: Rng) -> Iterator[Case]:
+    indices = np.stack([np.arange(0, 130, 2) + tap for tap in (-1, 0, 1)], axis=1)
+    yield Case("130 rows by threes", [_x(rng, 130, 33), _index(indices)])
+
 
 def _mean_rows(rng: Rng) -> Iterator[Case]:
     yield Case("ranges of 130 rows", [_x(rng, 130, 65), _index([0, 3, 40, 129]), _index([3, 4, 130, 130])])
@@ -231,6 +238,7 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "cast": _cast,
     "encoder_attention": _encoder_attention,
     "mean_rows": _mean_rows,
+    "stack_rows": _stack_rows,
 }
 _FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rotary_angles": _rotary_angles,

@@ -30,10 +30,51 @@ def triton_provider(arch: str, *, interpreted: bool) -> tuple[OpProvider, Mappin
         "pack_stacked": OpTable.pack_stacked,
         "absorb_keys": OpTable.absorb_keys,
         "expand_values": OpTable.expand_values,
+        "paged_attention": _Attention(kernels),
         "sample": _Sample(kernels),
     }
     about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
     return OpProvider(name="triton", ops=ops, declines=_declines), about
+
+
+class _Attention:
+    """`paged_attention`: what the kernel has no argument for becomes what it has, or is left to the definition."""
+
+    def __init__(self, kernels: "TritonOps") -> None:
+        self._kernels = kernels
+
+    def __call__(
+        self,
+        query: Array,
+        kv_cache: Array,
+        query_start_loc: Array,
+        seq_lens: Array,
+        block_table: Array,
+        *,
+        relative_bias: Array | None = None,
+        causal: bool = True,
+        max_query_len: int = 0,
+        **options: Any,
+    ) -> Array:
+        batch = (query_start_loc, seq_lens, block_table)
+        if relative_bias is not None:
+            return OpTable.paged_attention(
+                query, kv_cache, *batch, relative_bias=relative_bias, causal=causal, **options
+            )
+        if not causal and max_query_len != 1:  # the last token of a request sees all of it: make each the last of one
+            batch, max_query_len = single_tokens(len(query), *batch), 1
+        return self._kernels.paged_attention(query, kv_cache, *batch, max_query_len=max_query_len, **options)
+
+
+def single_tokens(
+    num_tokens: int, query_start_loc: Array, seq_lens: Array, block_table: Array
+) -> tuple[Array, Array, Array]:
+    """The batch with a request of its own for each token, which sees all of the cache that its request has."""
+    import torch
+
+    places = torch.arange(num_tokens + 1, dtype=query_start_loc.dtype, device=query_start_loc.device)
+    owners = torch.searchsorted(query_start_loc[1:], places[:-1], right=True).clamp(max=len(seq_lens) - 1)
+    return places, seq_lens[owners], block_table[owners]
 
 
 class _Sample:

@@ -46,12 +46,15 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
         softcap: float = 0.0,
         sinks: Array | None = None,
         alibi_slopes: Array | None = None,
+        relative_bias: Array | None = None,
+        causal: bool = True,
         max_query_len: int = 0,
         max_seq_len: int = 0,
     ) -> Array:
         """See core/ops/attention.py."""
         num_tokens = query.shape[0]
-        if not num_tokens or not attention.table_fits(block_table.shape):
+        is_plain = causal and relative_bias is None
+        if not num_tokens or not is_plain or not attention.table_fits(block_table.shape):
             return FUNCTIONS["paged_attention"](
                 query,
                 kv_cache,
@@ -63,6 +66,8 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
                 softcap=softcap,
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
+                relative_bias=relative_bias,
+                causal=causal,
                 max_query_len=max_query_len,
                 max_seq_len=max_seq_len,
             )
@@ -89,7 +94,7 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
         )
         return out.reshape(-1, *query.shape[1:])[tiles.places]
 
-    static = ("scale", "window", "softcap", "max_query_len", "max_seq_len")
+    static = ("scale", "window", "softcap", "causal", "max_query_len", "max_seq_len")
     ops = {
         "new_kv_cache": FUNCTIONS["new_kv_cache"],
         "write_kv": jax.jit(store),

@@ -49,16 +49,19 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    relative_bias: Array | None = None,
+    causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
 ) -> Array:
-    """As the declaration in core/ops says; softcap and sinks, which the fused kernel lacks, go to the definition.
+    """As the declaration in core/ops says; softcap, sinks and biases by distance, which the fused kernel lacks, go to
+    the definition.
 
     Requests with one token are padded to the longest and computed together; others one by one.
     """
     import torch
 
-    if softcap or sinks is not None:
+    if softcap or sinks is not None or relative_bias is not None:
         return OpTable.paged_attention(
             query,
             kv_cache,
@@ -70,6 +73,8 @@ def paged_attention(
             softcap=softcap,
             sinks=sinks,
             alibi_slopes=alibi_slopes,
+            relative_bias=relative_bias,
+            causal=causal,
         )
     starts, lens = query_start_loc.tolist(), seq_lens.tolist()
     counts = [end - start for start, end in zip(starts, starts[1:], strict=False)]
@@ -79,7 +84,7 @@ def paged_attention(
         if count > 1 or (count == 1 and len(decodes) == 1):
             rows = slice(starts[r], starts[r + 1])
             attended = _attend(
-                query[rows][None], kv_cache, [lens[r]], block_table[r : r + 1], scale, window, alibi_slopes
+                query[rows][None], kv_cache, [lens[r]], block_table[r : r + 1], scale, window, alibi_slopes, causal
             )
             out[rows] = attended[0]
     if len(decodes) > 1:
@@ -93,6 +98,7 @@ def paged_attention(
             scale,
             window,
             alibi_slopes,
+            causal,
         )
         out[tokens] = attended[:, 0]
     return out
@@ -139,6 +145,7 @@ def _attend(
     scale: float,
     window: int,
     alibi_slopes: "torch.Tensor | None",
+    causal: bool,
 ) -> "torch.Tensor":
     """query: [num_reqs, query_len, num_heads, head_dim], the last positions of each request. Returns its shape."""
     import torch
@@ -151,7 +158,7 @@ def _attend(
     seq_lens = torch.tensor(lens, device=query.device)[:, None, None]
     q_pos = seq_lens - query_len + torch.arange(query_len, device=query.device)[None, :, None]
     k_pos = torch.arange(longest, device=query.device)[None, None, :]
-    seen = k_pos <= q_pos
+    seen = k_pos <= (q_pos if causal else seq_lens - 1).expand_as(q_pos)
     if window:
         seen = seen & (q_pos - k_pos < window)
         # Blocks before the window may hold anything, NaN too, and 0 * NaN is NaN.

@@ -86,6 +86,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         )
     },
     "mean_rows": ("mean_rows", [X, ints(0, 2, 6), ints(2, 5, 7)], {}),
+    "stack_rows": ("stack_rows", [X, ints(-1, 0, 1, 1, 2, 3, 5, 6, -1).reshape(3, 3)], {}),
     "absorb_keys": ("absorb_keys", [HEADS, normal(3, 24, 32)], {}),
     "expand_values": ("expand_values", [normal(7, 3, 32), normal(3, 24, 32)], {"v_head_dim": 8}),
 }

@@ -6,12 +6,14 @@ does not.
 """
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ...stages import Array
+from ..attention import MAX_DISTANCE
 from ._arrays import DTYPES, compiled, drop_negative, precision
 
 KV_HEADS_AXIS = 1
@@ -41,7 +43,7 @@ def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> 
     return kv_cache.at[block_ids, :, slot_mapping % block_size].set(both, mode="drop")
 
 
-@compiled("scale", "window", "softcap", "max_query_len", "max_seq_len")
+@compiled("scale", "window", "softcap", "causal", "max_query_len", "max_seq_len")
 def paged_attention(
     query: Array,
     kv_cache: Array,
@@ -54,10 +56,12 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    relative_bias: Array | None = None,
+    causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
 ) -> Array:
-    """Causal attention of a ragged batch, tile by tile over the queries and chunk by chunk over the cache.
+    """Attention of a ragged batch, tile by tile over the queries and chunk by chunk over the cache.
 
     A chunk begins at a multiple of its length wherever a request's last token is, so that a request's sums are
     formed in one order in any batch. Only max_query_len of 1 or of something else makes a difference here.
@@ -68,6 +72,9 @@ def paged_attention(
     if not num_tokens:
         return query
     tiles = query_tiles(query_start_loc, seq_lens, num_tokens, 1 if max_query_len == 1 else TILE_TOKENS, window)
+    if not causal:
+        whole = jnp.where(tiles.ends > 0, seq_lens[tiles.requests], 0)
+        tiles = tiles._replace(ends=whole, first_keys=jnp.zeros_like(whole))
     num_tiles, tile_tokens = tiles.positions.shape
     tiled = query[tiles.tokens].reshape(num_tiles, tile_tokens, num_kv_heads, group, head_dim)
 
@@ -100,7 +107,11 @@ def paged_attention(
         distance = places[None, None] - tiles.positions[:, :, None]  # [num_tiles, tile_tokens, chunk]
         if slopes is not None:
             scores = scores + slopes * distance[:, None, None]
-        seen = (distance <= 0) & alive[:, None]
+        if relative_bias is not None:
+            rows = distance_buckets(-distance, relative_bias.shape[0])
+            bias = relative_bias[rows].transpose(0, 3, 1, 2)  # [num_tiles, num_heads, tile_tokens, chunk]
+            scores = scores + bias.reshape(num_tiles, num_kv_heads, group, tile_tokens, chunk)
+        seen = (distance <= 0) & alive[:, None] if causal else jnp.broadcast_to(alive[:, None], distance.shape)
         if window:
             seen = seen & (distance > -window)
         seen = seen[:, None, None]
@@ -129,6 +140,14 @@ def paged_attention(
     out = out / jnp.where(total == 0, 1, total)[..., None]
     out = out.transpose(0, 3, 1, 2, 4).reshape(num_tiles * tile_tokens, num_heads, head_dim)
     return out[tiles.places].astype(query.dtype)
+
+
+def distance_buckets(distances: Array, num_buckets: int) -> Array:
+    """Rows of a bias by distance, as the definition computes them."""
+    exact, size = num_buckets // 2, jnp.maximum(distances, 0)
+    growth = jnp.log(jnp.maximum(size, 1).astype(jnp.float32) / exact) / math.log(MAX_DISTANCE / exact)
+    steps = exact + (growth * (num_buckets - exact)).astype(jnp.int32)
+    return jnp.where(size < exact, size, jnp.minimum(steps, num_buckets - 1))
 
 
 class QueryTiles(NamedTuple):

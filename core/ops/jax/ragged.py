@@ -1,21 +1,18 @@
-"""Ops over the rows of whole requests in JAX: attention in both directions, means of rows.
+"""Ops over the rows of whole requests in JAX: attention in both directions, means and windows of rows.
 
 A request is told from its neighbours by a mask, so that shapes are those of the batch alone.
 """
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
-import math
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ...stages import Array
 from ._arrays import compiled, precision, widen
+from .attention import distance_buckets
 
 TILE_TOKENS = 128
 """Queries that meet all keys of the batch at a time: scores take [num_heads, TILE_TOKENS, num_tokens] float32."""
-_FARTHEST = 128
 
 
 @compiled("scale", "window", "softcap", "max_query_len")
@@ -54,7 +51,8 @@ def encoder_attention(
             scores = softcap * jnp.tanh(scores / softcap)
         distance = places[None, :] - q_places[:, None]
         if relative_bias is not None:
-            bias = widen(relative_bias)[_distance_buckets(distance, relative_bias.shape[0])]
+            half = relative_bias.shape[0] // 2
+            bias = widen(relative_bias)[distance_buckets(jnp.abs(distance), half) + (distance > 0) * half]
             scores = scores + bias.transpose(2, 0, 1).reshape(num_kv_heads, -1, *distance.shape)
         seen = owners[None, :] == q_owners[:, None]
         if window:
@@ -85,15 +83,11 @@ def mean_rows(x: Array, starts: Array, ends: Array) -> Array:
     return (sums / jnp.maximum(ends - starts, 1)[:, None]).astype(x.dtype)
 
 
-def _distance_buckets(distances: Array, num_buckets: int) -> Array:
-    """As the definition's; the few distances that differ come from a table."""
-    half = num_buckets // 2
-    exact = half // 2
-    sizes = np.arange(_FARTHEST + 1)
-    steps = np.log(np.maximum(sizes, 1).astype(np.float32) / exact) / math.log(_FARTHEST / exact) * (half - exact)
-    table = np.where(sizes < exact, sizes, np.minimum(exact + steps.astype(np.int32), half - 1)).astype(np.int32)
-    rows = jnp.asarray(table)[jnp.minimum(jnp.abs(distances), _FARTHEST)]
-    return rows + (distances > 0) * half
+@compiled()
+def stack_rows(x: Array, indices: Array) -> Array:
+    """Windows of rows side by side; rows of a negative index are zeros."""
+    rows = jnp.where(indices[..., None] < 0, 0, jnp.take(x, indices, axis=0, mode="clip"))
+    return rows.astype(x.dtype).reshape(indices.shape[0], -1)
 
 
-FUNCTIONS = (encoder_attention, mean_rows)
+FUNCTIONS = (encoder_attention, mean_rows, stack_rows)

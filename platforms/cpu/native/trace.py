@@ -197,9 +197,13 @@ class Tracer:
         softcap: float = 0.0,
         sinks: ParamRef | None = None,
         alibi_slopes: ParamRef | None = None,
+        relative_bias: ParamRef | None = None,
+        causal: bool = True,
         max_query_len: int = 0,
         max_seq_len: int = 0,
     ) -> Value:
+        if relative_bias is not None or not causal:
+            raise UntraceableOp("paged_attention has no native form with a bias by distance or without a causal mask")
         inputs = (query, kv_cache, query_start_loc, seq_lens, block_table, sinks, alibi_slopes)
         return self._emit("paged_attention", inputs, self._like(query), scale=scale, window=window, softcap=softcap)
 

@@ -15,6 +15,9 @@ from headrace.core.models.spec import ModelSpec
 SIZES = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "n_embd": 64, "n_layer": 2, "n_head": 4,
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "num_layers": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 80, "d_ff": 96, "d_kv": 16,
+    "num_heads": 4,
     "rotary_dim": 8, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
 }  # fmt: skip
 
@@ -28,7 +31,7 @@ def test_declarations_hold_together(model_type: str) -> None:
         assert all(size > 0 for size in param.shape)
         if param.parts:
             assert sum(part.rows for part in param.parts) == param.shape[0]
-        assert (param.kind == "constant") == (param.compute is not None)
+        assert param.kind != "constant" or param.compute is not None
         if param.compute is not None:
             assert param.compute().shape == param.shape and param.compute().dtype == "float32"
         assert not param.quantizable or param.kind in ("linear", "stacked")
@@ -99,7 +102,10 @@ def test_needs_are_what_a_device_may_lack() -> None:
         "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
     }  # fmt: skip
     asked = {need.feature for need in model_needs(tiny("phi3", rope_scaling=longrope))}
-    assert asked == {"rope_variants"} and asked | {need.feature for need in needs} == set(FEATURES)
+    assert asked == {"rope_variants"}
+    t5 = {need.feature for need in model_needs(tiny("t5"))}
+    assert t5 == {"relative_bias", "cross_attention"}
+    assert asked | t5 | {need.feature for need in needs} == set(FEATURES)
 
 
 def tiny(model_type: str, **changes: object) -> ModelSpec:

@@ -35,8 +35,10 @@ from published_foundation import (
 from published_foundation import LONG as _LONG
 from published_foundation import PUBLISHED_FOUNDATION as foundation
 from published_foundation import SHORT as _SHORT
+from published_seq2seq import PUBLISHED_SEQ2SEQ as seq2seq
+from published_seq2seq import SEQ2SEQ_SIZES
 
-PUBLISHED: Mapping[str, Mapping[str, Any]] = {**foundation, **encoders, **decoders}
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {**foundation, **encoders, **decoders, **seq2seq}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,8 @@ def test_sizes_alone_take_the_defaults_of_the_config_class(model_type: str) -> N
 
     if model_type in ("gpt2", "gpt_bigcode"):
         sizes: dict[str, Any] = {"vocab_size": 500, "n_embd": 48, "n_layer": 3, "n_head": 4}
+    elif model_type in {config["model_type"] for config in seq2seq.values()}:
+        sizes = dict(SEQ2SEQ_SIZES)
     else:
         sizes = {
             "vocab_size": 500, "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 30,
