@@ -9,7 +9,7 @@ from .config import EngineConfig
 from .errors import ConfigError, DeviceUnavailable, HeadraceError, PluginError
 from .platform import Device, DeviceInfo, OpProvider, Platform, PlatformSpec, Probe, Status
 from .plugin_check import describe_error, resolve
-from .plugin_loader import Manifest, Plugin, Plugins, load_plugins, reserved_names
+from .plugin_loader import Manifest, Plugin, Plugins, load_plugins
 from .probe_process import Outcome, Task, probe_timeout_s, run_children
 from .suggest import did_you_mean
 
@@ -137,7 +137,7 @@ def _named(plugins: Plugins, name: str, ids: Sequence[str]) -> Manifest:
 
 
 def _unknown(plugins: Plugins, name: str) -> DeviceUnavailable:
-    """Why there is no platform of that name: refused, still to come, or a slip of the pen."""
+    """Why there is no platform of that name: refused, or a slip of the pen."""
     for problem in plugins.problems:
         if name in (problem.platform, problem.plugin.name):
             return DeviceUnavailable(
@@ -145,10 +145,7 @@ def _unknown(plugins: Plugins, name: str) -> DeviceUnavailable:
                 remedies=[problem.fix, "headrace devices"],
             )
     known = [manifest.spec.name for manifest in plugins.manifests]
-    if name in reserved_names():
-        reason = f"this version of headrace has no platform {name}"
-    else:
-        reason = f"no plugin brings a platform {name!r}{did_you_mean(name, known)}"
+    reason = f"no plugin brings a platform {name!r}{did_you_mean(name, known)}"
     return DeviceUnavailable(f"{reason}; there are {', '.join(known) or 'none'}", remedies=["headrace devices"])
 
 

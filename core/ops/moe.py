@@ -104,7 +104,7 @@ def grouped_experts(
         if start < end:
             inner_bias, outer_bias = (None if bias is None else bias[expert] for bias in biases)
             inner = F.linear(rows[start:end], gate_up[expert].to(x.dtype), inner_bias)
-            outputs[start:end] = F.linear(_glu(inner, activation, clamp), down[expert].to(x.dtype), outer_bias)
+            outputs[start:end] = F.linear(glu(inner, activation, clamp), down[expert].to(x.dtype), outer_bias)
         start = end
     if not scale_input:
         outputs = outputs * factors
@@ -135,7 +135,8 @@ def expand_values(latents: Array, weight: Array, *, v_head_dim: int) -> Array:
     return torch.einsum("thr,hdr->thd", latents, weight[:, -v_head_dim:].to(latents.dtype))
 
 
-def _glu(x: "torch.Tensor", activation: "Activation", clamp: float) -> "torch.Tensor":
+def glu(x: "torch.Tensor", activation: "Activation", clamp: float) -> "torch.Tensor":
+    """The gated block of an expert, [num_rows, 2 * n] -> [num_rows, n]; not an op, but what experts share."""
     import torch
 
     gate, up = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)

@@ -4,6 +4,8 @@ Noise is stateless: it depends on (seed, position, token) only, so a request dra
 batch and after a preemption.
 """
 
+from collections.abc import Callable
+
 from ..stages import Array
 
 
@@ -81,14 +83,33 @@ def sample(
     min_p: float32, a token is kept if its probability is at least min_p times the highest. seeds, positions:
     int32 [num_rows]. Returns int32 [num_rows]. Of equal logits the lowest token id wins.
     """
+    return draw(
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        noise=lambda: gumbel_noise(seeds, positions, vocab_size=logits.shape[-1]),
+    )
+
+
+def draw(
+    logits: Array,
+    temperature: Array | None,
+    top_k: Array | None,
+    top_p: Array | None,
+    min_p: Array | None,
+    *,
+    noise: Callable[[], Array],
+) -> Array:
+    """`sample` with noise, float32 [num_rows, vocab_size], from elsewhere; not an op."""
     import torch
 
     best = logits.argmax(-1).to(torch.int32)
     if temperature is None:
         return best
     scaled = keep_tokens(logits / temperature.clamp(min=1e-5)[:, None], top_k, top_p, min_p)
-    noisy = scaled + gumbel_noise(seeds, positions, vocab_size=logits.shape[-1])
-    return torch.where(temperature < 1e-5, best, noisy.argmax(-1).to(torch.int32))
+    return torch.where(temperature < 1e-5, best, (scaled + noise()).argmax(-1).to(torch.int32))
 
 
 def keep_tokens(scaled: Array, top_k: Array | None, top_p: Array | None, min_p: Array | None) -> Array:

@@ -29,7 +29,7 @@ Kind = Literal["greedy", "random", "full"]
 class Grid:
     """How far apart sizes are: each is so many times the one before. smallest_width: blocks of the narrowest table.
 
-    The defaults suit kernels to which a wide table costs nothing.
+    The defaults suit compiled loops, to which a wide table costs nothing.
     """
 
     num_reqs: int = 8
@@ -85,7 +85,7 @@ Layout = Mapping[str, tuple[tuple[int, ...], Any, float]]
 class Buckets:
     """All buckets of a model. A step takes the smallest one that it fits."""
 
-    def __init__(self, config: RunnerConfig, grid: Grid = Grid()) -> None:
+    def __init__(self, config: RunnerConfig, grid: Grid) -> None:
         spec = config.spec
         self._vocab_size = spec.vocab_size
         self._num_groups = len(config.groups)

@@ -20,7 +20,7 @@ from ..units import format_bytes
 from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
 from .bucketed import BucketedRunner, HostArray
-from .buckets import Bucket, Buckets, ForwardBucket
+from .buckets import Bucket, Buckets, ForwardBucket, Grid
 from .jax_programs import JaxCaches, JaxPrograms, StepShapes, abstract_shapes, make_caches
 from .jax_sharding import check_divides, is_cut_by_parts, make_mesh, param_sharding, replicated
 
@@ -92,7 +92,7 @@ class JaxRunner(BucketedRunner):
         stock = OpProvider(name=NAME, priority=0, ops=FUNCTIONS)
         table, self.selections = select_ops((*device.providers(), *device.extra_providers, stock), context)
         self.ops = _bind(table, self.selections, device)
-        self.buckets = Buckets(config)
+        self.buckets = Buckets(config, Grid())
         if any(selection.provider == DEFINITION for selection in self.selections):
             self._trace()
         self._params: dict[str, Array] = {}

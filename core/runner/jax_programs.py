@@ -17,7 +17,7 @@ from ..ops.jax._arrays import DTYPES
 from ..platform import RunnerConfig
 from ..stages import Array
 from .bucketed import Programs
-from .buckets import Bucket, Buckets, ForwardBucket, SampleBucket, size_of
+from .buckets import Bucket, Buckets, ForwardBucket, Grid, SampleBucket, size_of
 from .caches import new_caches
 from .jax_sharding import abstract_params, kv_sharding, replicated
 
@@ -79,7 +79,7 @@ class JaxPrograms:
         compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._compiler_options = dict(compiler_options or {})
-        self.buckets = Buckets(config)
+        self.buckets = Buckets(config, Grid())
         self._programs = Programs(config, ops, self.buckets, _as_float)
         self._hidden_size = config.spec.hidden_size
         self._dtype = DTYPES[config.dtype]

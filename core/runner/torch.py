@@ -78,7 +78,7 @@ class TorchRunner(Runner):
 
     def load(self, params: ParamSource) -> None:
         """Pack or upload each declared parameter as it comes from the checkpoint."""
-        with _memory_errors("weights"), torch.inference_mode():
+        with memory_errors("weights"), torch.inference_mode():
             for loaded in params:
                 self._params[loaded.param.name] = self._put(loaded)
 
@@ -94,7 +94,7 @@ class TorchRunner(Runner):
         self._kv = None
         plan = self.kv_plan()
         total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
-        with _memory_errors(f"a KV cache of {format_bytes(total)}"), torch.inference_mode():
+        with memory_errors(f"a KV cache of {format_bytes(total)}"), torch.inference_mode():
             self._kv = new_caches(
                 self.ops,
                 self.config.groups,
@@ -104,7 +104,8 @@ class TorchRunner(Runner):
                 dtype=self.config.dtype,
                 device=self.device.torch_device,
             )
-            self._last_tokens = self.ops.to_device(np.zeros(self.config.max_num_seqs, np.int32))
+            # One more than there are slots: where the slot -1 of a padded step lands.
+            self._last_tokens = self.ops.to_device(np.zeros(self.config.max_num_seqs + 1, np.int32))
 
     def warmup(self) -> None:
         """Run one token through the model, into the null block, so that the first request pays for nothing."""
@@ -134,7 +135,7 @@ class TorchRunner(Runner):
         """Run one step: one copy to the device, the model, the sampler, one copy back."""
         assert self._kv is not None, "kv_init comes before step"
         start_s = time.perf_counter()
-        with _memory_errors("a step's activations"), torch.inference_mode():
+        with memory_errors("a step's activations"), torch.inference_mode():
             arrays, prompts = self.run(batch)
             sampled = arrays.sampled
             results: list[Array] = []
@@ -254,7 +255,7 @@ def _bind_device(table: OpTable, device: str) -> OpTable:
 
 
 @contextmanager
-def _memory_errors(what: str) -> Iterator[None]:
+def memory_errors(what: str) -> Iterator[None]:
     """Turn torch's ways to say "out of memory" into OutOfMemory."""
     try:
         yield

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from headrace.core.config import EngineConfig
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
-from headrace.core.ops import OpTable
 from headrace.core.platform import Caps, Device, Memory, OpProvider, Platform, Status
 from headrace.core.runner.torch import TorchDevice
-from headrace.kernels.torch.attention import paged_attention
 
 from ..cpu.memory import host_memory
+from ..gaudi.ops import static_provider
 from .detect import detect, sim_info
 
 
@@ -44,17 +43,8 @@ class SimDevice(TorchDevice):
         return host_memory()
 
     def providers(self) -> Sequence[OpProvider]:
-        """Attention that reads no value on the host; the definitions serve everything else."""
-        return (
-            OpProvider(
-                name="torch-tiles",
-                ops={
-                    "new_kv_cache": OpTable.new_kv_cache,
-                    "write_kv": OpTable.write_kv,
-                    "paged_attention": paged_attention,
-                },
-            ),
-        )
+        """Ops that read no value on the host; the definitions serve everything else."""
+        return (static_provider(),)
 
     def describe(self) -> Mapping[str, str]:
         """What has been counted so far."""

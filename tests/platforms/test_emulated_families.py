@@ -23,9 +23,13 @@ OPTIONS: dict[str, Any] = dict(
     max_model_len=96,
     kv_memory="2MiB",
 )
-DEVICES = ("neuron:emulated", "tpu:emulated")
+DEVICES = ("gaudi:emulated", "neuron:emulated", "tpu:emulated")
 NEEDS_JAX = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install 'headrace[tpu]'")
-QUICK = {("neuron:emulated", "gemma2"), ("neuron:emulated", "bert")}
+QUICK = {
+    ("neuron:emulated", "gemma2"),
+    ("neuron:emulated", "bert"),
+    *(("gaudi:emulated", name) for name in ("gemma2", "gpt_oss", "deepseek_v3", "mpnet")),
+}
 """What the default run takes; the full run takes all."""
 
 

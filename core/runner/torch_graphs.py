@@ -1,0 +1,215 @@
+"""The stock runner for torch devices that record a step of fixed shapes and replay it: graphs, by bucket."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import Unsupported
+from ..ops._torch import torch_dtype
+from ..platform import Pending, RunnerConfig
+from ..stages import Array, IntArray, StepOutput
+from .bucketed import BucketedRunner, HostArray, Programs
+from .buckets import Bucket, Buckets, ForwardBucket, Grid, SampleBucket, pack
+from .done import Done
+from .packed import cut, join
+from .torch import TorchDevice, TorchRunner, memory_errors
+
+aten = torch.ops.aten
+
+
+class Recorder(Protocol):
+    """How a device records."""
+
+    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Run `function` once and remember its operations.
+
+        Returns what runs them again on whatever its arrays hold by then, and the function's result, whose arrays
+        every replay fills anew.
+        """
+        ...
+
+
+class GraphRunner(BucketedRunner, TorchRunner):
+    """Steps of static shapes on one torch device. Owns an input and the outputs of each recorded bucket.
+
+    Invariant: a recorded program points into the KV caches of now; new caches end them all.
+    """
+
+    def __init__(self, config: RunnerConfig, device: TorchDevice, recorder: Recorder, grid: Grid) -> None:
+        super().__init__(config, device)
+        self.buckets = Buckets(config, grid)
+        self._functions = Programs(config, self.ops, self.buckets, _as_float)
+        self._recorder = recorder
+        self._recorded: dict[Bucket, _Recorded] = {}
+        self._hidden: dict[int, torch.Tensor] = {}
+
+    @property
+    def num_recorded(self) -> int:
+        """Buckets recorded so far."""
+        return len(self._recorded)
+
+    def kv_init(self, num_blocks: Sequence[int]) -> None:
+        """Allocate the caches; what was recorded over older ones is dropped."""
+        self._recorded.clear()
+        super().kv_init(num_blocks)
+
+    def program(self, bucket: Bucket) -> Callable[..., Any]:
+        """The recorded program of a bucket."""
+        if bucket not in self._recorded:
+            self._recorded[bucket] = self._record(bucket)
+        return self._recorded[bucket]
+
+    def forward(self, bucket: ForwardBucket, packed: IntArray) -> tuple[Array, Array]:
+        """Run a forward pass; the caches are written where they lie."""
+        hidden_states, hidden, _ = self.program(bucket)(self._params, self._caches(), self._last_tokens, packed)
+        return hidden_states, hidden
+
+    def fetch(self, arrays: Sequence[Array], finish: Callable[[list[HostArray]], StepOutput]) -> Pending:
+        """Bring all arrays to the host in one copy."""
+        if not arrays:
+            return Done(finish([]))
+        return self.receive(join(arrays), lambda words: finish(cut(words, arrays)))
+
+    def errors(self, what: str) -> AbstractContextManager[None]:
+        """Turns torch's errors into OutOfMemory; nothing inside is differentiated."""
+        return _inference(what)
+
+    def keep(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Copies: the next replay writes into the same outputs."""
+        return tuple(array.clone() for array in arrays)
+
+    def close(self) -> None:
+        """Drop parameters, caches and programs."""
+        self._recorded.clear()
+        self._hidden.clear()
+        super().close()
+
+    def _caches(self) -> list[tuple[Array, Sequence[Array]]]:
+        assert self._kv is not None, "kv_init comes before step"
+        return list(zip(self._kv.layers, self._kv.states, strict=True))
+
+    def _record(self, bucket: Bucket) -> "_Recorded":
+        function = self._functions.function(bucket)
+        device = self.device.torch_device
+        packed = torch.from_numpy(pack(self.buckets.layout(bucket), {})).to(device, copy=True)
+        if isinstance(bucket, ForwardBucket):
+            replay, outputs = self._recorder.record(
+                lambda: function(self._params, self._caches(), self._last_tokens, packed)
+            )
+            return _Recorded(replay, outputs, packed, None)
+        rows = bucket.num_samples if isinstance(bucket, SampleBucket) else bucket.num_tokens
+        hidden = self._hidden.get(rows)
+        if hidden is None:
+            shape, dtype = (rows, self.config.spec.hidden_size), torch_dtype(self.config.dtype)
+            hidden = self._hidden[rows] = torch.zeros(shape, dtype=dtype, device=device)
+        last_tokens = (self._last_tokens,) if isinstance(bucket, SampleBucket) else ()
+        replay, outputs = self._recorder.record(lambda: function(self._params, hidden, *last_tokens, packed))
+        return _Recorded(replay, outputs, packed, hidden)
+
+
+class _Recorded:
+    """One recorded bucket: it takes what the function took, and gives the same output arrays every time."""
+
+    def __init__(
+        self, replay: Callable[[], None], outputs: Any, packed: torch.Tensor, hidden: torch.Tensor | None
+    ) -> None:
+        self._replay = replay
+        self._outputs = outputs
+        self._packed = packed
+        self._hidden = hidden
+
+    def __call__(self, params: Any, *arrays: Any) -> Any:
+        self._packed.copy_(torch.from_numpy(arrays[-1]))
+        if self._hidden is not None:
+            self._hidden.copy_(arrays[0])
+        self._replay()
+        return self._outputs
+
+
+class OperationList:
+    """A recorder for devices without graphs, emulated ones above all: it notes operations and runs them again.
+
+    Strict as a graph is: no operation may read a value on the host, and none may make float64, which accelerators
+    do not have.
+    """
+
+    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Run `function` and note its operations. Raises Unsupported for one that a graph could not hold."""
+        with _Notes() as notes:
+            result = function()
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+        def replay() -> None:
+            values: dict[int, Any] = {}
+
+            def current(value: Any) -> Any:
+                return values.get(id(value), value) if isinstance(value, torch.Tensor) else value
+
+            for operation, args, kwargs, made in notes.operations:
+                again = operation(*tree_map(current, args), **tree_map(current, kwargs))
+                for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
+                    if isinstance(old, torch.Tensor):
+                        values[id(old)] = new
+            for output in outputs:
+                new = values.get(id(output), output)
+                if new is not output:
+                    output.copy_(new)
+
+        return replay, result
+
+
+_HOST_READS = {
+    aten._local_scalar_dense.default,
+    aten.item.default,
+    aten.is_nonzero.default,
+    aten.equal.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+}
+
+
+class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Every operation with its arguments and results, which stay alive so that they can be told apart."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[tuple[Any, Any, Any, Any]] = []
+        self._constants: set[int] = set()
+        """results of operations on Python's own numbers, which may be read"""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten.lift_fresh.default:
+            made = func(*args, **kwargs)
+            self._constants.add(id(made))
+        elif func in _HOST_READS and id(args[0]) in self._constants:
+            return func(*args, **kwargs)
+        elif func in _HOST_READS or (func is aten.index.Tensor and any(map(_is_mask, args[1]))):
+            raise Unsupported(f"a recorded step reads a value on the host: {func}")
+        else:
+            made = func(*args, **kwargs)
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64:
+                raise Unsupported(f"a recorded step computes in float64: {func}")
+        self.operations.append((func, args, kwargs, made))
+        return made
+
+
+def _is_mask(index: torch.Tensor | None) -> bool:
+    """True for an index that selects as many rows as it holds ones."""
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+@contextmanager
+def _inference(what: str) -> Iterator[None]:
+    with memory_errors(what), torch.inference_mode():
+        yield
+
+
+def _as_float(words: torch.Tensor) -> torch.Tensor:
+    return words.view(torch.float32)

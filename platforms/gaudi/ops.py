@@ -1,0 +1,98 @@
+"""Ops of static shapes in plain torch, which Gaudi's compiler fuses: what the definitions compute value by value."""
+
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+
+from headrace.core.ops import OpTable
+from headrace.core.ops.moe import glu
+from headrace.core.ops.sampling import draw
+from headrace.core.platform import OpProvider
+from headrace.core.stages import Array
+from headrace.kernels.torch import moe, ragged
+from headrace.kernels.torch.attention import paged_attention
+from headrace.kernels.torch.sampling import gumbel_noise
+
+if TYPE_CHECKING:
+    from headrace.core.models.spec import Activation
+
+
+def static_provider() -> OpProvider:
+    """Every op whose definition looks at a value or counts in 64 bits."""
+    return OpProvider(
+        name="torch-static",
+        ops={
+            "new_kv_cache": OpTable.new_kv_cache,
+            "write_kv": OpTable.write_kv,
+            "paged_attention": paged_attention,
+            "pack_stacked": OpTable.pack_stacked,
+            "grouped_experts": _grouped_experts,
+            "absorb_keys": OpTable.absorb_keys,
+            "expand_values": OpTable.expand_values,
+            "encoder_attention": ragged.encoder_attention,
+            "mean_rows": ragged.mean_rows,
+            "apply_penalties": _apply_penalties,
+            "sample": _sample,
+        },
+    )
+
+
+def _grouped_experts(
+    x: Array,
+    weights: Array,
+    experts: Array,
+    gate_up: Array,
+    down: Array,
+    gate_up_bias: Array | None = None,
+    down_bias: Array | None = None,
+    *,
+    activation: "Activation" = "silu",
+    clamp: float = 0.0,
+    scale_input: bool = False,
+) -> Array:
+    return moe.grouped_experts(
+        x,
+        weights,
+        experts,
+        gate_up,
+        down,
+        gate_up_bias,
+        down_bias,
+        glu=lambda inner: glu(inner, activation, clamp),
+        scale_input=scale_input,
+    )
+
+
+def _apply_penalties(
+    logits: Array,
+    rows: Array,
+    tokens: Array,
+    counts: Array,
+    repetition: Array,
+    frequency: Array,
+    presence: Array,
+) -> Array:
+    """The definition over one row more, the last one: where padding, whose row is -1, lands."""
+    repetition = F.pad(repetition, (0, 1), value=1.0)
+    frequency, presence = F.pad(frequency, (0, 1)), F.pad(presence, (0, 1))
+    padded = F.pad(logits, (0, 0, 0, 1))
+    return OpTable.apply_penalties(padded, rows, tokens, counts, repetition, frequency, presence)[:-1]
+
+
+def _sample(
+    logits: Array,
+    seeds: Array,
+    positions: Array,
+    temperature: Array | None,
+    top_k: Array | None,
+    top_p: Array | None,
+    min_p: Array | None,
+) -> Array:
+    return draw(
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        noise=lambda: gumbel_noise(seeds, positions, vocab_size=logits.shape[-1]),
+    )
