@@ -10,7 +10,7 @@ from ..models.spec import Pooling
 from ..sampling.params import SamplingParams
 from ..sampling.validate import ProcessorFactories, validate_params
 from ..scheduler.scheduler import Scheduler
-from ..stages import EngineRequest, RequestOutput
+from ..stages import EngineRequest, Plan, RequestOutput
 from ..structured.compiler import GrammarCache
 from ..text.bad_words import bad_word_ids
 from ..text.tokenizer import Tokenizer
@@ -199,6 +199,11 @@ class Engine:
             if output.finished:
                 self._children.pop(output.request_id, None)
         return processed.outputs
+
+    @property
+    def last_plan(self) -> Plan | None:
+        """The plan of the step that was committed last."""
+        return self._loop.last_plan
 
     def has_unfinished(self) -> bool:
         """True while a request waits or runs."""

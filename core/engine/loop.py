@@ -27,6 +27,8 @@ class StepLoop:
         self._depth = depth
         self._in_flight: deque[tuple[Plan, Future[StepResult]]] = deque()
         self._newly_scheduled: Sequence[str] = ()
+        self.last_plan: Plan | None = None
+        """of the step that was committed last"""
 
     def step(self) -> list[Delta]:
         """Submit the next step if there is one, commit the oldest if the device is full or idle otherwise.
@@ -71,6 +73,7 @@ class StepLoop:
             self._in_flight[0] = (plan, _failed(_interrupted(error)))
             raise
         self._in_flight.popleft()
+        self.last_plan = plan
         return self._scheduler.commit(plan, result)
 
     def _restart(self, error: DeviceLost) -> list[Delta]:

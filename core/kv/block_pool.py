@@ -49,6 +49,10 @@ class BlockPool:
         """The block published under a hash."""
         return self._by_hash.get(block_hash)
 
+    def cached_ids(self) -> list[int]:
+        """Blocks that no request uses, but that hold a prefix which can still be found."""
+        return [block_id for block_id in self._by_hash.values() if self._ref_counts[block_id] == 0]
+
     def num_free_among(self, block_ids: Iterable[int]) -> int:
         """How many of these (distinct) blocks are free: sharing them takes as many from num_free."""
         ref_counts = self._ref_counts

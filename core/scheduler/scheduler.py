@@ -140,6 +140,10 @@ class Scheduler:
         """Requests without one."""
         return len(self._waiting)
 
+    def block_tables(self) -> dict[str, Sequence[Sequence[int]]]:
+        """Per running request, its block table of each KV group."""
+        return {request.request_id: request.blocks.tables for request in self._running}
+
     def longest_wait_s(self) -> float:
         """How long the longest waiting request has been here, in seconds."""
         now_s = self._clock.now_s()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import HeadraceError
 from .api_errors import ApiError, ClientGone, to_api_error
-from .auth import PUBLIC_ROUTES
+from .auth import PAGE_ROUTE, PUBLIC_ROUTES
 from .http import ErrorResponse
 from .protocol.chat import ChatRequest, ChatResponse
 from .protocol.completions import CompletionRequest, CompletionResponse
@@ -47,13 +47,14 @@ from .protocol.service import (
     TokenizeResponse,
     Version,
 )
-from .routes import pooling, responses, service
+from .routes import page, pooling, responses, service
 from .routes.chat import chat_completions
 from .routes.completions import completions
 from .server import Server
 
 logger = logging.getLogger(__name__)
 
+STEPS_ROUTE = "/debug/steps"
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -107,6 +108,8 @@ def route_table() -> list[RouteSpec]:
         RouteSpec(path="/readyz", endpoint=service.readyz, method="GET", gives=Health),
         RouteSpec(path="/health", endpoint=service.readyz, method="GET", gives=Health),
         RouteSpec(path="/metrics", endpoint=service.metrics, method="GET"),
+        RouteSpec(path=STEPS_ROUTE, endpoint=page.steps, method="GET"),
+        RouteSpec(path=PAGE_ROUTE, endpoint=page.page, method="GET"),
         RouteSpec(path="/version", endpoint=service.version, method="GET", gives=Version),
     ]
 
@@ -116,6 +119,8 @@ def make_app(server: Server) -> ASGIApp:
     from .openapi import openapi_route
 
     table = route_table()
+    if not server.config.server.ui:
+        table = [spec for spec in table if spec.path not in (PAGE_ROUTE, STEPS_ROUTE)]
     table.append(openapi_route(table))
     app = Starlette(
         routes=[Route(spec.path, _guarded(spec.endpoint, server), methods=[spec.method]) for spec in table],

@@ -9,8 +9,9 @@ from ..config import ServerConfig
 from ..errors import ConfigError
 from .api_errors import ApiError
 
-PUBLIC_ROUTES = ("/livez", "/readyz", "/health", "/version", "/openapi.json")
-"""Routes that need no key: they tell nothing about requests, and probes cannot send one."""
+PAGE_ROUTE = "/"
+PUBLIC_ROUTES = ("/livez", "/readyz", "/health", "/version", "/openapi.json", PAGE_ROUTE)
+"""Routes that need no key: they tell nothing about requests, and probes cannot send one. The page asks for it."""
 
 
 class KeyRing:

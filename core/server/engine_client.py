@@ -12,7 +12,7 @@ from ..errors import HeadraceError
 from .admission import Admission
 from .api_errors import ApiError, ClientGone
 from .engine_link import EngineLink
-from .frames import Abort, Add, Failed, Output, Ready, Stats, StepFrame, ToFront
+from .frames import Abort, Add, Failed, Output, Ready, Stats, StepFrame, StepTrace, ToFront, Watch
 from .generation import Completion, Generation
 from .metrics import Metrics
 from .quarantine import Quarantine
@@ -55,6 +55,9 @@ class EngineClient:
         self._last_step_s = time.monotonic()
         self._restarting: asyncio.Task[None] | None = None
         self.failed = asyncio.Event()
+        self.on_trace: Callable[[StepTrace], None] | None = None
+        """gets the steps while they are watched"""
+        self._is_watched = False
 
     @property
     def num_unfinished(self) -> int:
@@ -111,6 +114,12 @@ class EngineClient:
         for generation in list(self._generations):
             generation.fail(failure)
 
+    def watch(self, is_on: bool) -> None:
+        """Have each step described, or no longer."""
+        self._is_watched = is_on
+        if self.state == "ready":
+            self._link.send(Watch(is_on=is_on))
+
     def stalled_s(self) -> float:
         """For how long a busy engine has not made a step, in seconds; 0 if it is idle or loading."""
         if self.state != "ready" or not self._in_engine:
@@ -153,11 +162,14 @@ class EngineClient:
             self._on_step(message)
         elif isinstance(message, Ready):
             self.info = message
+            self.stats = Stats(0, 0, message.num_blocks, message.num_blocks, 0, 0)
             self.state = "ready"
             self._num_failed_starts = 0
             self._last_step_s = time.monotonic()
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
+            if self._is_watched:
+                self._link.send(Watch(is_on=True))
             self._release_suspects()
         elif self._ready is not None and not self._ready.done():
             self._ready.set_exception(_as_error(message))
@@ -176,6 +188,8 @@ class EngineClient:
             completion = self._in_engine.get(output.request_id)
             if completion is not None:
                 self._on_output(completion, output, now_s)
+        if frame.trace is not None and self.on_trace is not None:
+            self.on_trace(frame.trace)
         self._dispatch()
 
     def _on_output(self, completion: Completion, output: Output, now_s: float) -> None:
@@ -185,6 +199,8 @@ class EngineClient:
             completion.output_token_ids += output.token_ids
             if completion.last_token_s:
                 self._metrics.itl_s.observe(now_s - completion.last_token_s)
+            else:
+                self._metrics.started(len(completion.prompt_token_ids), output.num_cached_tokens)
             completion.last_token_s = now_s
         if output.finish_reason is not None:
             completion.is_finished = True
@@ -193,6 +209,7 @@ class EngineClient:
             self._progressed(completion)
         generation.push(completion, output, now_s)
         if is_first and generation.first_token_s is not None:
+            self._metrics.ttft_s.observe(now_s - generation.arrival_s)
             self.admission.started(generation)
 
     # ---- death of the engine ----------------------------------------------------------------------------------

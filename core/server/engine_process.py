@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 import msgspec
 
@@ -35,10 +36,12 @@ from .frames import (
     ToEngine,
     ToFront,
     TokenEntries,
+    Watch,
     pack,
     params_from_wire,
     params_to_wire,
 )
+from .step_trace import StepTracer
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +56,7 @@ class EngineProcess:
         self._socket = sock
         self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._num_failed = 0
+        self._tracer: StepTracer | None = None
 
     def run(self) -> None:
         """Until the front says stop, or is gone."""
@@ -86,6 +90,8 @@ class EngineProcess:
                 if isinstance(command, Abort):
                     for request_id in command.request_ids:
                         engine.abort(request_id)
+                elif isinstance(command, Watch):
+                    self._tracer = StepTracer(engine) if command.is_on else None
                 elif isinstance(command, Add):
                     refusal = _add(built, command)
                     if refusal is None:
@@ -96,9 +102,11 @@ class EngineProcess:
                 # A step may take long; the headers of an answer need not wait for it.
                 self._send(StepFrame(outputs=outputs, accepted=accepted, stats=_stats(built)))
                 accepted, outputs = [], []
+            started_s = time.monotonic()
             if engine.has_unfinished():
                 outputs += self._step(built)
-            self._send(StepFrame(outputs=outputs, accepted=accepted, stats=_stats(built)))
+            trace = None if self._tracer is None else self._tracer.trace(time.monotonic() - started_s)
+            self._send(StepFrame(outputs=outputs, accepted=accepted, stats=_stats(built), trace=trace))
 
     def _step(self, built: Built) -> list[Output]:
         try:

@@ -1,6 +1,6 @@
 """What front and engine process say to each other: msgpack frames with a length before each, over one socket.
 
-front --Start, Add, Abort, Stop--> engine process --Ready or Failed, then StepFrame after every step--> front
+front --Start, Add, Abort, Watch, Stop--> engine process --Ready or Failed, then StepFrame after every step--> front
 """
 
 import dataclasses
@@ -45,6 +45,12 @@ class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
     """Drop completions; nothing more is said of them."""
 
     request_ids: list[str]
+
+
+class Watch(msgspec.Struct, array_like=True, tag="watch", frozen=True):
+    """Describe every step from now on, or no longer."""
+
+    is_on: bool
 
 
 class Stop(msgspec.Struct, array_like=True, tag="stop", frozen=True):
@@ -121,15 +127,46 @@ class Stats(msgspec.Struct, array_like=True, frozen=True):
     num_hit_tokens: int
 
 
+class TraceRow(msgspec.Struct, array_like=True, frozen=True):
+    """One completion's share of a step."""
+
+    request_id: str
+    num_tokens: int
+    is_prefill: bool
+
+
+class KVGroupTrace(msgspec.Struct, array_like=True, frozen=True):
+    """Who holds the blocks of one KV group. Ids are given as runs: first, count, first, count, ..."""
+
+    num_blocks: int
+    held: dict[str, list[int]]
+    """by request id; a block of several requests is a shared prefix"""
+    cached: list[int]
+    """of no request, but a prefix that may be hit"""
+
+
+class StepTrace(msgspec.Struct, array_like=True, frozen=True):
+    """One step as the page draws it."""
+
+    step: int
+    """-1: none, only the blocks are new"""
+    seconds: float
+    rows: list[TraceRow]
+    kv: list[KVGroupTrace] | None = None
+    """None: as they were"""
+
+
 class StepFrame(msgspec.Struct, array_like=True, tag="step", frozen=True):
     """All that one step (or a change of the queue) came to. accepted: requests that passed the engine's checks."""
 
     outputs: list[Output]
     accepted: list[str]
     stats: Stats
+    trace: StepTrace | None = None
+    """None: nobody watches"""
 
 
-ToEngine = Start | Add | Abort | Stop
+ToEngine = Start | Add | Abort | Watch | Stop
 ToFront = Ready | Failed | StepFrame
 
 _encoder = msgspec.msgpack.Encoder()

@@ -57,11 +57,13 @@ class Histogram:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
+        self.count = 0
 
     def observe(self, value: float) -> None:
         """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+        self.count += 1
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts with their upper bounds, as the exposition format has them."""
@@ -89,11 +91,19 @@ class Metrics:
         self.step_tokens = Histogram(_STEP_TOKENS)
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.started_tokens = 0
+        """prompt tokens of requests with a first token, and how many of them were hits"""
+        self.hit_tokens = 0
         self.finished: Counter[str] = Counter()
         self.responses: Counter[tuple[str, int]] = Counter()
         self.rejected: Counter[str] = Counter()
         self.restarts = 0
         self.poisoned = 0
+
+    def started(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Count the prompt of a completion whose first token came."""
+        self.started_tokens += num_prompt_tokens
+        self.hit_tokens += num_cached_tokens
 
     def stepped(self, num_tokens: int) -> None:
         """Count a step that gave so many tokens."""

@@ -45,7 +45,6 @@ def log_finished(generation: Generation, metrics: Metrics) -> None:
         metrics.prompt_tokens += generation.num_prompt_tokens
         metrics.prompt_len.observe(generation.num_prompt_tokens)
     if generation.first_token_s is not None:
-        metrics.ttft_s.observe(times.ttft_s or 0.0)
         metrics.decode_s.observe(done_s - generation.first_token_s)
         if generation.scheduled_s is not None:
             metrics.prefill_s.observe(max(0.0, generation.first_token_s - generation.scheduled_s))

@@ -138,6 +138,7 @@ class _Run:
         """Stop accepting, let what runs finish until the deadline, then end it with an error."""
         server, timeout_s = self._server, self._config.server.drain_timeout_s
         server.is_draining = True
+        server.feed.close()
         if server.engine.num_unfinished:
             fields = {"requests": server.engine.num_unfinished, "seconds": timeout_s}
             logger.info("draining; the signal again ends it now", extra={"fields": fields})

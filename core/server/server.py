@@ -30,6 +30,7 @@ from .metrics import Metrics
 from .prompts import Prompts
 from .request_log import log_finished
 from .responses.store import ResponseStore
+from .step_feed import StepFeed
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class Server:
         )
         self.engine = EngineClient(config, self.admission, self.metrics, self._on_done)
         self.responses = ResponseStore(config.server.max_stored_responses, config.server.max_stored_bytes)
+        self.feed = StepFeed(self.engine.watch, lambda: (self.why_not_ready(), self.figures()))
+        self.engine.on_trace = self.feed.push
         self.started_s = time.time()
         self.is_draining = False
         self.is_loaded = False
@@ -224,6 +227,23 @@ class Server:
             "vllm:num_preemptions": stats.num_preemptions,
             "vllm:prefix_cache_queries": self.metrics.prompt_tokens,
             "vllm:prefix_cache_hits": stats.num_hit_tokens,
+        }
+
+    def figures(self) -> dict[str, float]:
+        """What the page shows besides steps: gauges, and counters since the server began."""
+        stats, metrics = self.engine.stats, self.metrics
+        return {
+            "running": stats.num_running,
+            "waiting": stats.num_waiting + self.admission.num_queued,
+            "blocks": stats.num_blocks,
+            "free_blocks": stats.num_free_blocks,
+            "output_tokens": metrics.generation_tokens,
+            "first_tokens": metrics.ttft_s.count,
+            "ttft_s": metrics.ttft_s.sum,
+            "started_tokens": metrics.started_tokens,
+            "hit_tokens": metrics.hit_tokens,
+            "preemptions": stats.num_preemptions,
+            "restarts": metrics.restarts,
         }
 
     def _on_done(self, generation: Generation) -> None:

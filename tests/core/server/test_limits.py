@@ -41,8 +41,8 @@ def auth(key: str) -> dict[str, Any]:
 
 def test_every_route_needs_a_key_but_a_few(guarded: LiveServer) -> None:
     specs = [(spec.method, spec.path.replace("{name:path}", "m1")) for spec in route_table()]
-    assert len(PUBLIC_ROUTES) == 5
-    for method, path in [*specs, ("GET", "/"), ("GET", "/nope"), ("GET", "/livez/"), ("GET", "//livez")]:
+    assert len(PUBLIC_ROUTES) == 6
+    for method, path in [*specs, ("GET", "/index.html"), ("GET", "/nope"), ("GET", "/livez/"), ("GET", "//livez")]:
         response = httpx.request(method, guarded.url + path)
         if path in PUBLIC_ROUTES:
             assert response.status_code == 200, path
