@@ -77,46 +77,41 @@ class InputTokens(msgspec.Struct, kw_only=True):
     input_tokens: int
 
 
-class OutputText(msgspec.Struct, kw_only=True):
+class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
     """Text of a message."""
 
-    type: Literal["output_text"] = "output_text"
     text: str = ""
     annotations: list[Any] = []
     logprobs: list[ContentLogprob] = []
 
 
-class ReasoningText(msgspec.Struct, kw_only=True):
+class ReasoningText(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
     """What the model thought."""
 
-    type: Literal["reasoning_text"] = "reasoning_text"
     text: str = ""
 
 
-class OutputMessage(msgspec.Struct, kw_only=True):
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     """What the model says."""
 
-    type: Literal["message"] = "message"
     id: str
     role: Literal["assistant"] = "assistant"
     status: ItemStatus = "in_progress"
     content: list[OutputText]
 
 
-class ReasoningItem(msgspec.Struct, kw_only=True):
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
     """What the model thinks."""
 
-    type: Literal["reasoning"] = "reasoning"
     id: str
     status: ItemStatus = "in_progress"
     summary: list[Any] = []
     content: list[ReasoningText]
 
 
-class FunctionCall(msgspec.Struct, kw_only=True):
+class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
     """A tool that is to be called; arguments are JSON."""
 
-    type: Literal["function_call"] = "function_call"
     id: str
     call_id: str
     name: str
@@ -179,7 +174,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     max_tool_calls: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage | ReasoningItem | FunctionCall | dict[str, Any]]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None

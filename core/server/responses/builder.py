@@ -110,7 +110,7 @@ class ResponseBuilder:
             if delta.kind == "tool_call":
                 events += self._open("function_call", delta)
                 continue
-            if delta.kind in _KIND and (self._item is None or self._item.type != _KIND[delta.kind]):
+            if delta.kind in _KIND and (_type_of(self._item) != _KIND[delta.kind]):
                 events += self._open(_KIND[delta.kind])
             item = self._item
             if isinstance(item, FunctionCall):
@@ -200,3 +200,8 @@ class ResponseBuilder:
             output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
             total_tokens=prompt + output,
         )
+
+
+def _type_of(item: OutputItem | None) -> str | None:
+    """The item's `type` in JSON."""
+    return None if item is None else str(item.__struct_config__.tag)
