@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ..errors import HeadraceError, RequestError
+from .protocol.messages import MessageError, MessageErrorEnvelope
 
 _TYPES = {
     400: "invalid_request_error",
@@ -18,6 +19,15 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+_MESSAGE_TYPES = _TYPES | {
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
+"""Where Anthropic's protocol has other names."""
+MESSAGES = "/v1/messages"
+"""Paths that begin so have Anthropic's envelope."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +65,11 @@ class ApiError(Exception):
         self.param = param
         self.headers = dict(headers or {})
 
-    def body(self) -> bytes:
-        """The envelope as JSON."""
+    def body(self, path: str = "") -> bytes:
+        """The envelope as JSON, in the protocol of a path."""
+        if path.startswith(MESSAGES):
+            kind = _MESSAGE_TYPES.get(self.status, "api_error")
+            return msgspec.json.encode(MessageErrorEnvelope(error=MessageError(type=kind, message=self.message)))
         error = ErrorBody(
             message=self.message, type=_TYPES.get(self.status, "server_error"), param=self.param, code=self.code
         )

@@ -19,6 +19,7 @@ from .auth import PAGE_ROUTE, PUBLIC_ROUTES
 from .http import ErrorResponse
 from .protocol.chat import ChatRequest, ChatResponse
 from .protocol.completions import CompletionRequest, CompletionResponse
+from .protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
 from .protocol.pooling import (
     ClassifyRequest,
     ClassifyResponse,
@@ -47,7 +48,7 @@ from .protocol.service import (
     TokenizeResponse,
     Version,
 )
-from .routes import page, pooling, responses, service
+from .routes import messages, page, pooling, responses, service
 from .routes.chat import chat_completions
 from .routes.completions import completions
 from .server import Server
@@ -93,6 +94,13 @@ def route_table() -> list[RouteSpec]:
             endpoint=responses.input_items,
             method="GET",
             gives=ItemList,
+        ),
+        RouteSpec(path="/v1/messages", endpoint=messages.create, takes=MessagesRequest, gives=Message),
+        RouteSpec(
+            path="/v1/messages/count_tokens",
+            endpoint=messages.count_tokens,
+            takes=CountTokensRequest,
+            gives=TokenCount,
         ),
         RouteSpec(path="/v1/models", endpoint=service.models, method="GET", gives=ModelList),
         RouteSpec(path="/v1/models/{name:path}", endpoint=service.model, method="GET", gives=ModelCard),
@@ -156,7 +164,7 @@ class KeyGate:
                 scope.setdefault("state", {})["user"] = self._server.keys.user(headers)
             except ApiError as error:
                 self._server.metrics.rejected[error.code or ""] += 1
-                await ErrorResponse(error)(scope, receive, send)
+                await ErrorResponse(error, path)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -169,14 +177,16 @@ def _guarded(endpoint: Endpoint, server: Server) -> Endpoint:
         try:
             response = await endpoint(request)
         except ApiError as error:
-            response = _refused(error, server)
+            response = _refused(error, server, request)
         except HeadraceError as error:
-            response = _refused(to_api_error(error), server)
+            response = _refused(to_api_error(error), server, request)
         except ClientGone:
             response = Response(status_code=499)  # nobody reads it
         except Exception:
             logger.exception("a route failed", extra={"fields": {"path": request.url.path}})
-            response = _refused(ApiError(500, "internal error; the log says more", code="internal_error"), server)
+            response = _refused(
+                ApiError(500, "internal error; the log says more", code="internal_error"), server, request
+            )
         route = request.scope["route"].path if "route" in request.scope else request.url.path
         server.metrics.responses[(route, response.status_code)] += 1
         logger.debug(
@@ -194,21 +204,17 @@ def _guarded(endpoint: Endpoint, server: Server) -> Endpoint:
     return answer
 
 
-def _refused(error: ApiError, server: Server) -> Response:
+def _refused(error: ApiError, server: Server, request: Request) -> Response:
     server.metrics.rejected[error.code or ""] += 1
-    return ErrorResponse(error)
+    return ErrorResponse(error, request.url.path)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, in the envelope too."""
     assert isinstance(error, HTTPException)
+    path = request.url.path
     if error.status_code == 405:
-        return ErrorResponse(
-            ApiError(
-                405,
-                f"{request.method} is not what {request.url.path} takes",
-                code="method_not_allowed",
-                headers=dict(error.headers or {}),
-            )
-        )
-    return ErrorResponse(ApiError(error.status_code, f"no route {request.url.path}", code="not_found"))
+        headers = dict(error.headers or {})
+        reason = f"{request.method} is not what {path} takes"
+        return ErrorResponse(ApiError(405, reason, code="method_not_allowed", headers=headers), path)
+    return ErrorResponse(ApiError(error.status_code, f"no route {path}", code="not_found"), path)

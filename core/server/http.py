@@ -79,12 +79,13 @@ class JsonResponse(Response):
 
 
 class ErrorResponse(Response):
-    """The error envelope. The rest of a body that is too large is read, so that the client sees the answer."""
+    """The error envelope, in the protocol of the path. The rest of a body that is too large is read, so that the
+    client sees the answer."""
 
     media_type = "application/json"
 
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.body(), error.status, error.headers)
+    def __init__(self, error: ApiError, path: str) -> None:
+        super().__init__(error.body(path), error.status, error.headers)
         self._drains = error.status == 413
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from headrace import __version__
 
-from .api_errors import ErrorEnvelope
+from .api_errors import MESSAGES, ErrorEnvelope
 from .auth import PUBLIC_ROUTES
+from .protocol.messages import MessageErrorEnvelope
 
 if TYPE_CHECKING:
     from .app import RouteSpec
@@ -38,7 +39,8 @@ def openapi_route(table: "Sequence[RouteSpec]") -> "RouteSpec":
 
 def describe(table: "Sequence[RouteSpec]") -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
-    types = {kind for spec in table for kind in (spec.takes, spec.gives) if kind is not None} | {ErrorEnvelope}
+    types = {kind for spec in table for kind in (spec.takes, spec.gives) if kind is not None}
+    types |= {ErrorEnvelope, MessageErrorEnvelope}
     ordered = sorted(types, key=lambda kind: kind.__name__)
     schemas, components = msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(ordered, schemas, strict=True))
@@ -54,7 +56,9 @@ def describe(table: "Sequence[RouteSpec]") -> dict[str, Any]:
             ],
             "responses": {
                 "200": _response("the answer", None if spec.gives is None else schema_of[spec.gives]),
-                "default": _response("what went wrong", schema_of[ErrorEnvelope]),
+                "default": _response(
+                    "what went wrong", schema_of[MessageErrorEnvelope if path.startswith(MESSAGES) else ErrorEnvelope]
+                ),
             },
         }
         if spec.takes is not None:

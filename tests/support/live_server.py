@@ -54,7 +54,7 @@ class LiveServer:
                 self.close()
                 raise
 
-    def wait_for(self, pattern: str, timeout_s: float = 60.0) -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout_s: float = 120.0) -> re.Match[str]:
         """The next line of the log that matches."""
         deadline_s = time.monotonic() + timeout_s
         while True:

@@ -31,7 +31,7 @@ from ..protocol.responses import (
 )
 from ..request_log import timings
 
-_KIND = {"content": "message", "reasoning": "reasoning"}
+_ITEMS: dict[str, type[OutputItem]] = {"content": OutputMessage, "reasoning": ReasoningItem}
 
 
 class ResponseBuilder:
@@ -76,7 +76,7 @@ class ResponseBuilder:
         events = self._add(self._parser.finish())
         was_cut = finish_reason == "length"
         if not self.response.output:
-            events += self._open("message")
+            events += self._open(OutputMessage)
         events += self._close("incomplete" if was_cut else "completed")
         self.response.usage = self._usage(generation)
         self.response.timings = timings(generation)
@@ -108,10 +108,10 @@ class ResponseBuilder:
         events: list[ResponseEvent] = []
         for delta in deltas:
             if delta.kind == "tool_call":
-                events += self._open("function_call", delta)
+                events += self._open(FunctionCall, delta)
                 continue
-            if delta.kind in _KIND and (_type_of(self._item) != _KIND[delta.kind]):
-                events += self._open(_KIND[delta.kind])
+            if delta.kind in _ITEMS and not isinstance(self._item, _ITEMS[delta.kind]):
+                events += self._open(_ITEMS[delta.kind])
             item = self._item
             if isinstance(item, FunctionCall):
                 item.arguments += delta.text
@@ -130,14 +130,13 @@ class ResponseBuilder:
             self._logprobs = []  # of tokens that made no text of a message
         return events
 
-    def _open(self, kind: str, call: AnswerDelta | None = None) -> list[ResponseEvent]:
+    def _open(self, kind: type[OutputItem], call: AnswerDelta | None = None) -> list[ResponseEvent]:
         events = self._close("completed")
         part: OutputText | ReasoningText | None = None
-        if kind == "function_call":
-            assert call is not None
+        if call is not None:
             shown: OutputItem = FunctionCall(id=new_id("fc"), call_id=call.id, name=call.name)
             self._item = msgspec.structs.replace(shown)
-        elif kind == "reasoning":
+        elif kind is ReasoningItem:
             part = ReasoningText()
             shown = ReasoningItem(id=new_id("rs"), content=[])
             self._item = msgspec.structs.replace(shown, content=[ReasoningText()])
@@ -200,8 +199,3 @@ class ResponseBuilder:
             output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoning),
             total_tokens=prompt + output,
         )
-
-
-def _type_of(item: OutputItem | None) -> str | None:
-    """The item's `type` in JSON."""
-    return None if item is None else str(item.__struct_config__.tag)

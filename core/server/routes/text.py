@@ -105,7 +105,12 @@ async def answer_once(server: "Server", request: Request, generation: Generation
     except ApiError as error:
         server.engine.cancel(generation, error)  # the other completions, if one of them failed
         raise
-    return JsonResponse(make(outputs), headers={"x-request-id": generation.id})
+    return JsonResponse(make(outputs), headers=_names(generation))
+
+
+def _names(generation: Generation) -> dict[str, str]:
+    """The request's id, by the names that clients of both protocols look for."""
+    return {"x-request-id": generation.id, "request-id": generation.id}
 
 
 async def answer_stream(
@@ -132,7 +137,7 @@ async def answer_stream(
         ping=wire.ping,
         ping_interval_s=config.ping_interval_s,
         send_timeout_s=config.send_timeout_s,
-        headers={"x-request-id": generation.id},
+        headers=_names(generation),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -48,7 +49,10 @@ def test_every_route_needs_a_key_but_a_few(guarded: LiveServer) -> None:
             assert response.status_code == 200, path
         else:
             assert response.status_code == 401, path
-            assert response.json()["error"]["code"] == "invalid_api_key"
+            name, value = (
+                ("type", "authentication_error") if path[:12] == "/v1/messages" else ("code", "invalid_api_key")
+            )
+            assert response.json()["error"][name] == value
             assert response.headers["www-authenticate"] == "Bearer"
 
 
@@ -67,6 +71,16 @@ def test_clients_tell_a_wrong_key(guarded: LiveServer) -> None:
     with openai.OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0) as client:
         with pytest.raises(openai.AuthenticationError):
             client.models.list()
+
+
+def test_keys_of_anthropics_client(guarded: LiveServer) -> None:
+    ask: Any = {"max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
+    with anthropic.Anthropic(base_url=guarded.url, api_key="wrong", max_retries=0) as client:
+        with pytest.raises(anthropic.AuthenticationError) as wrong:
+            client.messages.create(model="m1", **ask)
+        assert wrong.value.type == "authentication_error"
+    with anthropic.Anthropic(base_url=guarded.url, api_key="alpha", max_retries=0) as client:
+        assert client.messages.create(model="m1", **ask).role == "assistant"
 
 
 def test_names_of_the_model(guarded: LiveServer) -> None:
