@@ -179,6 +179,10 @@ class Program:
     def __init__(self, arena_bytes: int, max_tokens: int, max_logits: int) -> None: ...
     @property
     def num_records(self) -> int: ...
+    @property
+    def arena(self) -> npt.NDArray[np.uint8]:
+        """The arena itself, not a copy. The next step overwrites it."""
+
     def embedding(self, out: View, weight: PackedWeight, of_positions: bool = False) -> None:
         """Rows of the weight by input_ids, or by positions."""
 

@@ -77,6 +77,8 @@ class Program {
     // One step, in one parallel region. Throws std::invalid_argument for values out of range, before anything runs.
     void run(const Step &step);
 
+    char *arena() const { return memory_.data; }
+    std::size_t arena_bytes() const { return memory_.num_bytes; }
     const char *data(const View &view) const { return memory_.data + view.offset; }
     std::int64_t num_records() const { return static_cast<std::int64_t>(records_.size()); }
     std::int64_t num_groups() const { return num_groups_; }

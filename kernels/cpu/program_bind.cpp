@@ -71,6 +71,12 @@ void bind_program(nb::module_ &m) {
     nb::class_<Program>(m, "Program")
         .def(nb::init<std::int64_t, std::int64_t, std::int64_t>(), "arena_bytes"_a, "max_tokens"_a, "max_logits"_a)
         .def_prop_ro("num_records", &Program::num_records)
+        .def_prop_ro(
+            "arena",
+            [](Program &p) {
+                return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(p.arena(), {p.arena_bytes()}, nb::find(&p));
+            },
+            nb::rv_policy::reference)
         .def("embedding", &Program::embedding, "out"_a, "weight"_a, "of_positions"_a = false, nb::keep_alive<1, 3>())
         .def("linear", &Program::linear, "out"_a, "x"_a, "weight"_a, "bias"_a = FloatList{}, "quantize_x"_a = false,
              nb::keep_alive<1, 4>())

@@ -40,10 +40,24 @@ bool before(const Candidate &a, const Candidate &b) {
     return a.value != b.value ? a.value > b.value : a.token < b.token;
 }
 
+// The first of the highest; NaNs are passed over, but for one at the start, which is never beaten.
 std::int32_t argmax(const float *logits, std::int64_t n) {
+    // The highest of a block takes no branch, so vectors do it; then one block is searched for the place.
+    constexpr std::int64_t kBlock = 1024, kLanes = 16;
     std::int64_t best = 0;
-    for (std::int64_t i = 1; i < n; ++i)
-        if (logits[i] > logits[best]) best = i;
+    for (std::int64_t start = 0; start < n; start += kBlock) {
+        const std::int64_t end = std::min(n, start + kBlock);
+        float lanes[kLanes];
+        std::fill(lanes, lanes + kLanes, logits[best]);
+        std::int64_t i = start;
+        for (; i + kLanes <= end; i += kLanes)
+            for (std::int64_t j = 0; j < kLanes; ++j) lanes[j] = logits[i + j] > lanes[j] ? logits[i + j] : lanes[j];
+        float highest = logits[best];
+        for (const float lane : lanes) highest = lane > highest ? lane : highest;
+        for (; i < end; ++i) highest = logits[i] > highest ? logits[i] : highest;
+        if (highest > logits[best])
+            for (best = start; logits[best] != highest;) ++best;
+    }
     return static_cast<std::int32_t>(best);
 }
 

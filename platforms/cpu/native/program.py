@@ -40,7 +40,7 @@ class NativeProgram:
         self._caches = caches
         self._quantize_x = quantize_x
         self._program = _ops.Program(arena.num_bytes, max_tokens, max_logits)
-        self._logits = trace.logits
+        self._logits = self._rows(trace.logits, max_logits)
         self._hidden = trace.hidden_states
         for instruction in trace.instructions:
             emit = getattr(self, f"_{instruction.op}", None)
@@ -72,8 +72,8 @@ class NativeProgram:
         )
 
     def logits(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """The logits of the last step, float32 [num_rows, vocab_size]."""
-        return self.read(self._logits, num_rows)
+        """The logits of the last step, float32 [num_rows, vocab_size]. The next step overwrites them."""
+        return self._logits[:num_rows]
 
     def hidden_states(self, num_rows: int) -> npt.NDArray[Any]:
         """The hidden states of the last step's first tokens, [num_rows, hidden_size]; bfloat16 as uint16."""
@@ -81,10 +81,13 @@ class NativeProgram:
 
     def read(self, value: Value, num_rows: int) -> npt.NDArray[Any]:
         """A copy of a value's first rows, [num_rows, cols]; bfloat16 as uint16. It must be alive at the end."""
+        return self._rows(value, num_rows).copy()
+
+    def _rows(self, value: Value, num_rows: int) -> npt.NDArray[Any]:
         dtype = np.dtype("uint16" if value.dtype == "bfloat16" else value.dtype)
-        out = np.empty((num_rows, value.cols), dtype)
-        self._program.read(out, self._view(value))
-        return out
+        start = self._offsets[value.buffer] + value.column * dtype.itemsize
+        strides = (value.stride * dtype.itemsize, dtype.itemsize)
+        return np.ndarray((num_rows, value.cols), dtype, self._program.arena, start, strides)
 
     # ---- one method an op ---------------------------------------------------------------------------------
     def _embedding(self, i: Instruction) -> None:
