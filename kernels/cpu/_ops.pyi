@@ -144,7 +144,7 @@ def paged_attention(
     sinks: Floats | None = None,
     alibi_slopes: Floats | None = None,
 ) -> None:
-    """As core.ops.attention.paged_attention; at most 32 query heads to a KV head."""
+    """As core.ops.attention.paged_attention; at most 96 query heads to a KV head."""
 
 def sample(
     out: Ints,

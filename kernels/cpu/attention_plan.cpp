@@ -34,7 +34,8 @@ KVCache layout(std::int64_t num_blocks, std::int64_t block_size, std::int64_t nu
     cache.value_stride = round_up(head_dim, 16);
     cache.key_panel_bytes = round_up(head_dim, 2) * kKeyPanel * bytes_of(dtype);
     cache.key_bytes = (block_size + kKeyPanel - 1) / kKeyPanel * cache.key_panel_bytes;
-    cache.value_bytes = block_size * cache.value_stride * bytes_of(dtype);
+    cache.value_bytes = (dtype == Dtype::bf16 ? round_up(block_size, 2) : block_size) * cache.value_stride *
+                        bytes_of(dtype);
     return cache;
 }
 
@@ -66,10 +67,13 @@ void KVMemory::each_number(std::int64_t block, const Copy &copy) const {
         for (std::int64_t h = 0; h < heads; ++h)
             for (std::int64_t d = 0; d < head_dim; ++d) {
                 const std::int64_t place = block * heads + h, lane = o % kKeyPanel;
-                const std::int64_t at = cache_.dtype == Dtype::bf16 ? (d / 2 * kKeyPanel + lane) * 2 + d % 2
-                                                                   : d * kKeyPanel + lane;
-                char *key = cache_.keys + place * cache_.key_bytes + o / kKeyPanel * cache_.key_panel_bytes + at * size;
-                char *value = cache_.values + place * cache_.value_bytes + (o * cache_.value_stride + d) * size;
+                const bool is_paired = cache_.dtype == Dtype::bf16;
+                const std::int64_t key_at = is_paired ? (d / 2 * kKeyPanel + lane) * 2 + d % 2 : d * kKeyPanel + lane;
+                const std::int64_t value_at = is_paired ? (o / 2 * cache_.value_stride + d) * 2 + o % 2
+                                                        : o * cache_.value_stride + d;
+                char *key = cache_.keys + place * cache_.key_bytes + o / kKeyPanel * cache_.key_panel_bytes +
+                            key_at * size;
+                char *value = cache_.values + place * cache_.value_bytes + value_at * size;
                 copy((o * heads + h) * head_dim + d, key);
                 copy(((tokens + o) * heads + h) * head_dim + d, value);
             }

@@ -105,8 +105,9 @@ struct ElementwiseArgs {
 constexpr int64_t kPiece = 256;
 
 // One layer's KV cache. All keys of a block and head are one run of memory, and so are all values; values lie as
-// [num_blocks, num_kv_heads, block_size, value_stride]. Keys lie in panels of 16 positions (fewer if a block is
-// smaller): [num_blocks, num_kv_heads, panels, head_dim, 16], or, for bf16, [.., head_dim / 2, 16, 2].
+// [num_blocks, num_kv_heads, block_size, value_stride], or, for bf16, [.., block_size / 2, value_stride, 2], rounded
+// up. Keys lie in panels of 16 positions (fewer if a block is smaller): [num_blocks, num_kv_heads, panels, head_dim,
+// 16], or, for bf16, [.., head_dim / 2, 16, 2].
 struct KVCache {
     char *keys, *values;
     Dtype dtype;
@@ -129,7 +130,7 @@ struct WriteKVArgs {
 constexpr int64_t kSegment = 256;
 
 // Rows (tokens times query heads of one KV head) that share one pass over keys and values.
-constexpr int64_t kAttentionRows = 32;
+constexpr int64_t kAttentionRows = 96;
 
 // Floats behind a partial result's sums: the maximum, the sum of weights, and room to keep the next one aligned.
 constexpr int64_t kPartialTail = 16;

@@ -424,7 +424,8 @@ void Program::attention(const View &out, const View &query, const KVMemory &memo
     if (heads * cache.head_dim != query.cols || heads % cache.num_kv_heads != 0 ||
         heads / cache.num_kv_heads > kAttentionRows || group < 0 || window < 0)
         refuse("query heads do not fit a cache of " + std::to_string(cache.num_kv_heads) + " heads of " +
-               std::to_string(cache.head_dim) + " (at most 32 to a head), or the group or window is negative");
+               std::to_string(cache.head_dim) + " (at most " + std::to_string(kAttentionRows) +
+               " to a head), or the group or window is negative");
     want_length(sinks, heads, "sinks");
     want_length(alibi_slopes, heads, "alibi_slopes");
     use_group(group);

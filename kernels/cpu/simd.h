@@ -89,7 +89,15 @@ INLINE V fma(V a, V b, V c) {
 #endif
 }
 
-INLINE V max(V a, V b) { return a > b ? a : b; }
+INLINE V max(V a, V b) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_max_ps(a, b);
+#elif defined(HEADRACE_HAS_256)
+    return _mm256_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
 INLINE V min(V a, V b) { return a < b ? a : b; }
 INLINE V abs(V a) { return bits_as<V>(bits_as<I>(a) & 0x7FFFFFFF); }
 
@@ -109,16 +117,24 @@ INLINE V to_float(I a) { return __builtin_convertvector(a, V); }
 
 // Sum of the lanes, as a tree.
 INLINE float sum(V a) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_reduce_add_ps(a);
+#else
     float lanes[kLanes];
     store(lanes, a);
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) lanes[i] = lanes[i] + lanes[i + width];
     return lanes[0];
+#endif
 }
 INLINE float highest(V a) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_reduce_max_ps(a);
+#else
     float best = a[0];
     for (int i = 1; i < kLanes; ++i) best = a[i] > best ? a[i] : best;
     return best;
+#endif
 }
 
 // kLanes numbers of a dtype, as floats.

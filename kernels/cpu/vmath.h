@@ -31,6 +31,31 @@ INLINE V exp(V x) {
     return x == x ? result : x;
 }
 
+// 2^x for the weights of a softmax: 0 from -150 down (and for -infinity), x at most 127.
+INLINE V exp2(V x) {
+    const V limited = max(x, splat(-200.0f));
+#if defined(HEADRACE_HAS_512)
+    const V n = _mm512_roundscale_ps(limited, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+    const V n = (limited + splat(0x1.8p23f)) - splat(0x1.8p23f);
+#endif
+    const V r = limited - n;  // |r| <= 0.5
+    V p = splat(0x1.5c08d2p-10f);
+    p = fma(p, r, splat(0x1.3d0c52p-7f));
+    p = fma(p, r, splat(0x1.c6b6e6p-5f));
+    p = fma(p, r, splat(0x1.ebf918p-3f));
+    p = fma(p, r, splat(0x1.62e428p-1f));
+    p = fma(p, r, splat(1.0f));
+#if defined(HEADRACE_HAS_512)
+    return _mm512_scalef_ps(p, n);
+#else
+    const I whole = __builtin_convertvector(n, I), half = whole >> 1;
+    const V low = bits_as<V>((half + 127) << 23), high = bits_as<V>((whole - half + 127) << 23);
+    const V result = p * low * high;
+    return x == x ? result : x;
+#endif
+}
+
 INLINE V sigmoid(V x) { return splat(1.0f) / (splat(1.0f) + exp(-x)); }
 
 INLINE V tanh(V x) {
