@@ -14,6 +14,8 @@ from .suggest import did_you_mean
 from .units import parse_bytes
 
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8", "int8-channel", "int4", "int4-g64", "int4-g128", "int4-sym")
+"""What becomes of a layer's weights: see weights.quantize."""
 
 
 def option(default: Any, help: str, *, cli: bool = False, choices: tuple[str, ...] = ()) -> Any:
@@ -28,6 +30,12 @@ class ModelConfig:
     model: str = option("", "hub id, folder or .gguf file; empty for the embedded default")
     revision: str = option("", "branch, tag or commit on the hub; empty for its default branch", cli=True)
     dtype: str = option("auto", "dtype of weights and activations", cli=True, choices=("auto", *DTYPES))
+    quantize: str = option(
+        "none",
+        "weights that are made smaller while they load (docs/weights.md)",
+        cli=True,
+        choices=QUANTIZATIONS,
+    )
     max_model_len: int | Literal["auto"] = option(
         "auto", "tokens of prompt and output together; auto is what the model and the memory allow", cli=True
     )
@@ -50,6 +58,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
+        _check_choice("quantize", self.quantize, QUANTIZATIONS)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
         _check_choice("pooling", self.pooling, ("auto", "mean", "cls", "last"))
         _check_auto_or_positive("max_model_len", self.max_model_len)

@@ -10,7 +10,7 @@ from typing import Any, Self, TypedDict
 from .config import EngineConfig
 from .engine.build import Built, build_engine
 from .engine.engine import Engine
-from .errors import ModelError, RequestError, Unsupported
+from .errors import ModelError, RequestError
 from .pooling.outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
 from .pooling.params import PoolingParams
 from .pooling.tasks import PoolingRequest, TextInput
@@ -51,16 +51,17 @@ class LLM:
     ) -> None:
         """Load `model`: a hub id, a folder, a .gguf file, or "" for the embedded default.
 
+        quantize: "int8", "int4" and others (docs/weights.md): weights are made smaller while they load.
         engine_options: any option of the configuration, such as max_model_len=4096 or kv_memory="2GiB".
         Raises ConfigError, ModelError, CapacityError or PlatformError.
         """
-        if quantize is not None:
-            raise Unsupported(
-                f"quantize={quantize!r}: no device here quantizes weights when it loads them",
-                remedies=["a checkpoint that is quantized already, such as a GGUF file"],
-            )
         options = dict(
-            engine_options, model=str(model), device=device, dtype=dtype, skip_tokenizer_init=skip_tokenizer_init
+            engine_options,
+            model=str(model),
+            device=device,
+            dtype=dtype,
+            quantize=quantize or "none",
+            skip_tokenizer_init=skip_tokenizer_init,
         )
         self._start(EngineConfig.from_options(options), lambda line: logger.info("%s", line))
 

@@ -19,7 +19,7 @@ from .kv.sizing import request_bytes
 from .models.declare import declare_params
 from .platform import Caps, Device, KVPlan, Memory, RunnerConfig
 from .units import format_bytes
-from .weights.source import DTYPE_BYTES
+from .weights.quantize import Scheme, packed_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,12 @@ class Target:
 
     name: str
     memory: Memory
-    caps: Caps = field(default_factory=lambda: Caps(dtypes=DTYPES))
+    caps: Caps = field(default_factory=lambda: Caps(dtypes=DTYPES, schemes=("int8", "int4")))
     device: Device | None = None
+
+    def packed_bytes(self, shape: tuple[int, ...], format: str | Scheme) -> int:
+        """Bytes of a weight: what the device says, or without padding."""
+        return packed_bytes(shape, format) if self.device is None else self.device.packed_bytes(shape, format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class MemoryPlan:
     target: str
     dtype: str
     dtype_reason: str
+    quantize: str
     weights_bytes: int
     read_bytes: int
     max_model_len: int
@@ -116,7 +121,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
     length = resolve_length(config, spec)
     groups = kv_groups(spec, length)
     kv = _kv_plan(config, model, target, dtype.value, groups, length)
-    weights = model_bytes(model, config, dtype.value, target.caps)
+    weights, looked_up = model_bytes(model, config, dtype.value, target.caps, target.packed_bytes)
     num_blocks: Sequence[int] = [0] * len(groups)
     kv_bytes, concurrency, problem = 0, 0.0, ""
     remedies: tuple[str, ...] = ()
@@ -140,20 +145,17 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
         num_blocks = capacity.kv.num_blocks
     except CapacityError as error:
         problem, remedies = error.reason, error.remedies
-    params = declare_params(spec)
-    looked_up = [p for p in params if p.name == "embed_positions.weight" or p.name == "embed_tokens.weight"]
-    if spec.tie_word_embeddings:  # then the token embedding is read whole, as the output layer
-        looked_up = [p for p in looked_up if p.name != "embed_tokens.weight"]
     return MemoryPlan(
         model=model.name,
         model_type=spec.model_type,
         num_layers=spec.num_layers,
-        num_params=sum(p.num_elements for p in params if p.kind != "constant"),
+        num_params=sum(p.num_elements for p in declare_params(spec) if p.kind != "constant"),
         target=target.name,
         dtype=dtype.value,
         dtype_reason=dtype.reason,
+        quantize=config.model.quantize,
         weights_bytes=weights,
-        read_bytes=weights - sum(p.num_elements for p in looked_up) * DTYPE_BYTES[dtype.value],
+        read_bytes=weights - looked_up,
         max_model_len=length,
         block_size=kv.block_size,
         groups=tuple(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .models.spec import ModelSpec
     from .ops.table import OpTable, Selection
     from .stages import StepInput, StepOutput
+    from .weights.quantize import Quantizer, Scheme
     from .weights.source import ParamSource
 
 API = (1, 0)
@@ -89,7 +90,7 @@ class Caps:
     dtypes: tuple[str, ...] = ("float32",)
     """usable dtypes; the first is what dtype=auto takes if the checkpoint's own is not among them"""
     schemes: tuple[str, ...] = ()
-    """weight schemes with kernels of their own, such as "q8_0"; others are dequantized and reported as slow"""
+    """weight schemes with kernels of their own, such as "int8" or "q8_0"; others are dequantized, reported as slow"""
     depth: int = 0
     """steps that may be in flight before the first one's result is read"""
     capture: Literal["none", "graph", "compile", "tape"] = "none"
@@ -277,6 +278,16 @@ class Device(ABC):
     def providers(self) -> Sequence[OpProvider]:
         """Op providers of this platform for this device; the definitions stand behind them."""
         return ()
+
+    def packed_bytes(self, shape: tuple[int, ...], format: "str | Scheme") -> int:
+        """Bytes that a weight [rows, cols] takes here: in a dtype, or in a block type or scheme of caps.schemes."""
+        from .weights.quantize import packed_bytes
+
+        return packed_bytes(shape, format)
+
+    def quantizer(self) -> "Quantizer | None":
+        """A faster form of weights.quantize.quantize_rows."""
+        return None
 
     def describe(self) -> Mapping[str, str]:
         """What the start log says of this device: threads, instruction set and the like."""

@@ -55,7 +55,8 @@ def command(
 def _print(plan: "MemoryPlan", bandwidth: int | None) -> None:
     click.echo(f"{plan.model}: {plan.model_type}, {plan.num_layers} layers, {plan.num_params / 1e6:.1f} M parameters")
     click.echo(f"on {plan.target}: {format_bytes(plan.free_bytes)} of {format_bytes(plan.total_bytes)} free\n")
-    rows = [["weights", format_bytes(plan.weights_bytes), f"{plan.dtype} ({plan.dtype_reason})"]]
+    quantized = "" if plan.quantize == "none" else f"{plan.quantize}; the rest "
+    rows = [["weights", format_bytes(plan.weights_bytes), f"{quantized}{plan.dtype} ({plan.dtype_reason})"]]
     for group in plan.groups:
         window = f", window {group.window}" if group.window else ""
         per_block = f"{format_bytes(group.block_bytes)} a block of {plan.block_size}; {group.num_blocks} blocks"

@@ -40,6 +40,7 @@ from ..weights.joined import JoinedSource
 from ..weights.load import CheckpointParams
 from ..weights.names import NameTable
 from ..weights.open import open_weights
+from ..weights.quantize import QuantizedParams, Quantizer
 from ..weights.source import ParamSource, WeightSource
 from .engine import Engine, EngineLimits
 from .generation import GenerationDefaults, generation_defaults
@@ -47,6 +48,9 @@ from .inprocess import InProcessExecutor
 from .resolve import (
     Capacity,
     Choice,
+    PackedBytes,
+    param_bytes,
+    quantization_gaps,
     resolve_block_size,
     resolve_budget,
     resolve_capacity,
@@ -54,7 +58,6 @@ from .resolve import (
     resolve_gaps,
     resolve_length,
     stored_bytes,
-    weight_bytes,
 )
 
 logger = logging.getLogger(__name__)
@@ -128,11 +131,21 @@ def describe_model(config: EngineConfig, report: Report) -> Model:
     )
 
 
-def model_bytes(model: Model, config: EngineConfig, dtype: str, caps: Caps) -> int:
-    """Bytes of a model's weights on a device, which keeps the GGUF blocks of its schemes if dtype is auto."""
-    if model.gguf is None or config.model.dtype != "auto" or not caps.schemes:
-        return weight_bytes(model.spec, dtype)
-    return stored_bytes((model.gguf.info(name) for name in model.gguf.names()), dtype, caps)
+def model_bytes(
+    model: Model, config: EngineConfig, dtype: str, caps: Caps, packed_bytes: PackedBytes
+) -> tuple[int, int]:
+    """Bytes of a model's weights on a device, which keeps the GGUF blocks of its schemes if dtype is auto, and how
+    many of them a decode step does not read: of a table that is only looked up it takes a row."""
+    looked_up = ["embed_positions.weight"]
+    if not model.spec.tie_word_embeddings:
+        looked_up.append("embed_tokens.weight")
+    if model.gguf is None or config.model.dtype != "auto" or config.model.quantize != "none":
+        sizes = param_bytes(model.spec, dtype, config.model.quantize, caps, packed_bytes)
+    else:
+        infos = (model.gguf.info(name) for name in model.gguf.names())
+        sizes = stored_bytes(infos, dtype, caps, packed_bytes)
+        looked_up = [str(model.names.entries.get(name)) for name in looked_up]
+    return sum(sizes.values()), sum(sizes.get(name, 0) for name in looked_up)
 
 
 def load_model_tokenizer(config: EngineConfig, model: Model, report: Report) -> Tokenizer | None:
@@ -168,7 +181,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         plugins = load_plugins()
         device = open_device(config, plugins)
         cleanup.callback(device.close)
-        gaps = resolve_gaps(device, model.spec)
+        gaps = [*resolve_gaps(device, model.spec), *quantization_gaps(config.model.quantize, device.caps)]
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
         length = resolve_length(config, model.spec)
         config = resolve_budget(config, model.spec, length)
@@ -184,7 +197,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         )
         runner = device.runner(runner_config)
         cleanup.callback(runner.close)
-        needed = model_bytes(model, config, dtype.value, device.caps)
+        needed, _ = model_bytes(model, config, dtype.value, device.caps, device.packed_bytes)
         memory = device.memory()
         if needed > memory.free_bytes:
             raise CapacityError(
@@ -206,7 +219,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         )
         runner_config = replace(runner_config, max_model_len=capacity.max_model_len)
         started_s = time.monotonic()
-        _load(config, model, dtype.value, runner.load, cleanup)
+        _load(config, model, dtype.value, runner.load, device.quantizer())
         load_s = time.monotonic() - started_s
         processors = _processors(plugins)
         ends = tokenizer.end_token_ids if tokenizer is not None else ()
@@ -316,11 +329,15 @@ def _load(
     model: Model,
     dtype: str,
     load: Callable[[ParamSource], None],
-    cleanup: ExitStack,
+    quantizer: Quantizer | None,
 ) -> None:
-    params = declare_params(model.spec)
+    params, quantization = declare_params(model.spec), config.model.quantize
+
+    def load_quantized(source: ParamSource) -> None:
+        load(source if quantization == "none" else QuantizedParams(source, quantization, quantizer))
+
     if config.model.load_format == "dummy":
-        load(DummyParams(params, seed=config.scheduler.seed, dtype=dtype))
+        load_quantized(DummyParams(params, seed=config.scheduler.seed, dtype=dtype))
         return
     pickle = config.model.allow_pickle
     source: WeightSource = model.gguf or open_weights(model.path, allow_pickle=pickle)
@@ -328,7 +345,7 @@ def _load(
         parts = {f"{name}.": open_weights(model.path / name, allow_pickle=pickle) for name in folders}
         source = JoinedSource({"": source, **parts})
     try:
-        load(CheckpointParams(params, source, model.names))
+        load_quantized(CheckpointParams(params, source, model.names))
     finally:
         source.close()
 

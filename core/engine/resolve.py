@@ -14,7 +14,8 @@ from ..models.needs import model_needs
 from ..models.spec import ModelSpec
 from ..platform import Caps, Device, Gap, KVPlan, Memory
 from ..units import format_bytes, parse_bytes
-from ..weights.source import DTYPE_BYTES, TensorInfo
+from ..weights.quantize import Scheme, scheme_of
+from ..weights.source import TensorInfo
 
 SHARED_MEMORY_SHARE = 0.25
 OWN_MEMORY_SHARE = 0.92
@@ -60,20 +61,43 @@ def resolve_gaps(device: Device, spec: ModelSpec) -> list[Gap]:
     return gaps
 
 
-def weight_bytes(spec: ModelSpec, dtype: str) -> int:
-    """Bytes of all parameters in `dtype`; vectors and constants are float32."""
-    return sum(
-        param.num_elements * (DTYPE_BYTES[dtype] if param.kind in ("linear", "embedding", "stacked") else 4)
-        for param in declare_params(spec)
-    )
+PackedBytes = Callable[[tuple[int, ...], str | Scheme], int]
+"""Device.packed_bytes."""
 
 
-def stored_bytes(tensors: Iterable[TensorInfo], dtype: str, caps: Caps) -> int:
-    """Bytes of the tensors of a GGUF file on a device that keeps the block types of its schemes."""
-    return sum(
-        tensor.num_bytes if tensor.dtype in caps.schemes else math.prod(tensor.shape) * DTYPE_BYTES[dtype]
+def param_bytes(
+    spec: ModelSpec, dtype: str, quantization: str, caps: Caps, packed_bytes: PackedBytes
+) -> dict[str, int]:
+    """Bytes of each parameter, in `dtype` where no scheme of the device says otherwise; vectors and constants are
+    float32."""
+    sizes: dict[str, int] = {}
+    for param in declare_params(spec):
+        scheme = scheme_of(param, quantization)
+        if param.kind not in ("linear", "embedding", "stacked"):
+            sizes[param.name] = 4 * param.num_elements
+        elif scheme is not None and scheme.name in caps.schemes:
+            sizes[param.name] = packed_bytes(param.shape, scheme)
+        else:
+            sizes[param.name] = packed_bytes(param.shape, dtype)
+    return sizes
+
+
+def stored_bytes(tensors: Iterable[TensorInfo], dtype: str, caps: Caps, packed_bytes: PackedBytes) -> dict[str, int]:
+    """Bytes of each tensor of a GGUF file on a device that keeps the block types of its schemes."""
+    return {
+        tensor.name: 4 * math.prod(tensor.shape)
+        if len(tensor.shape) < 2
+        else packed_bytes(tensor.shape, tensor.dtype if tensor.dtype in caps.schemes else dtype)
         for tensor in tensors
-    )
+    }
+
+
+def quantization_gaps(quantization: str, caps: Caps) -> list[Gap]:
+    """What a device does not do for weights that are quantized on load."""
+    if quantization == "none" or (name := quantization.partition("-")[0]) in caps.schemes:
+        return []
+    reason = f"the device has no kernels for {name}: weights are rounded to it and kept in full size"
+    return [Gap(feature=name, reason=reason, effect="slow", remedy="without --quantize")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,9 @@ class Param:
     num_groups: int = 1
     num_stacked: int = 1
     quantizable: bool = False
+    """a device may hold it in integers"""
+    is_sensitive: bool = False
+    """rounding it to 4 bits costs more than its size is worth"""
     plus_one: bool = False
     """add one to the stored values"""
     unit_rows: bool = False

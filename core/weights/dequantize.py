@@ -19,6 +19,8 @@ def to_float32(tensor: HostTensor) -> npt.NDArray[np.float32]:
     A float32 tensor comes back as its own data, which may be a read-only view; everything else is a new array.
     float64 and integers are rounded to nearest. Raises WeightError for a block type without a definition here.
     """
+    if tensor.scales is not None:
+        return _from_codes(tensor, tensor.scales)
     if tensor.dtype == "float32":
         return tensor.data.reshape(tensor.shape)
     if tensor.is_blocked:
@@ -72,6 +74,14 @@ def _from_blocks(tensor: HostTensor, block: BlockType) -> npt.NDArray[np.float32
         for start in range(0, len(blocks), step):
             out[start : start + step] = block.dequantize(blocks[start : start + step])
     return out.reshape(tensor.shape)
+
+
+def _from_codes(tensor: HostTensor, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    values = tensor.data.astype(np.float32).reshape(*scales.shape, -1)
+    values *= scales[..., None]
+    if tensor.offsets is not None:
+        values += tensor.offsets[..., None]
+    return values.reshape(tensor.shape)
 
 
 def _convert(dtype: str, data: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:

@@ -5,7 +5,7 @@ parameters of a spec, one at a time, so that no two full copies are ever held.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +38,8 @@ class HostTensor:
     data: [*shape] in the numpy dtype of `dtype`; bfloat16 as uint16 bit patterns, float8 as uint8 bit patterns;
     a block type as uint8 [rows, bytes of a row], rows = product of shape[:-1]. It may be a read-only view of
     a file mapping: copy, never write.
+    scales, offsets: float32 [rows, num_groups] of a weight in integers, whose dtype is that of its codes ("int8",
+    or "int4" as uint8 in [0, 15]): value = code * scale + offset, for each of num_groups equal runs of columns.
     """
 
     name: str
@@ -45,11 +47,31 @@ class HostTensor:
     shape: tuple[int, ...]
     data: npt.NDArray[Any]
     file: str = ""
+    scales: npt.NDArray[np.float32] | None = None
+    offsets: npt.NDArray[np.float32] | None = None
 
     @property
     def is_blocked(self) -> bool:
         """True for a GGUF block type."""
-        return self.dtype not in DTYPE_BYTES
+        return self.scales is None and self.dtype not in DTYPE_BYTES
+
+    def rows(self, part: slice) -> "HostTensor":
+        """Some rows of a matrix, as a view."""
+        data = self.data[part]
+        return replace(
+            self,
+            shape=(len(data), *self.shape[1:]),
+            data=data,
+            scales=None if self.scales is None else self.scales[part],
+            offsets=None if self.offsets is None else self.offsets[part],
+        )
+
+    @property
+    def group(self) -> int:
+        """Columns of a weight in integers that share a scale."""
+        assert self.scales is not None, f"{self.name} has no scales"
+        num_groups: int = self.scales.shape[1]
+        return self.shape[-1] // num_groups
 
 
 class WeightSource(Protocol):

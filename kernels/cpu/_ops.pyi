@@ -51,6 +51,16 @@ def packed_bytes(format: str, rows: int, cols: int, group: int = 0) -> int:
 def kv_bytes(num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
     """What a KVCache would take."""
 
+def quantize(
+    codes: npt.NDArray[np.int8] | npt.NDArray[np.uint8],
+    scales: Floats,
+    offsets: Floats | None,
+    x: Floats,
+    is_symmetric: bool = False,
+) -> None:
+    """x [rows, cols] as integers, as core.weights.quantize.quantize_rows: int8 codes and scales [rows, 1] without
+    offsets; else codes in [0, 15], scales and offsets [rows, num_groups]. Scales are NaN where x is not finite."""
+
 class PackedWeight:
     """A weight [rows, cols] in the layout of the kernels, for `linear` and `embedding`. Zero until written."""
 

@@ -59,6 +59,19 @@ struct LinearArgs {
     void *out;          // [num_tokens, rows]
 };
 
+constexpr int64_t kMaxQuantizedGroup = 256;
+
+// Dense rows to integers with scales.
+struct QuantizeArgs {
+    const float *x;  // [num_rows, cols]
+    int64_t num_rows, cols;
+    int64_t group;      // columns that share a scale; those of int8 may be all
+    bool is_symmetric;  // int4: offset = -8 * scale
+    void *codes;        // int8, or int4 as uint8: [num_rows, cols]
+    float *scales;      // [num_rows, cols / group]; NaN where x holds a NaN or an infinity
+    float *offsets;     // likewise; null for int8
+};
+
 struct NormArgs {
     const void *x;         // [num_tokens, n]
     const void *residual;  // [num_tokens, n] or null
@@ -174,6 +187,7 @@ struct Kernels {
     void (*linear)(const LinearArgs &, const Context &);
     size_t (*linear_blocks_scratch)(const LinearArgs &);
     void (*linear_blocks)(const LinearArgs &, const Context &);  // x is quantized; formats of blocks and w4
+    void (*quantize)(const QuantizeArgs &, const Context &);
     void (*rms_norm)(const NormArgs &, const Context &);
     void (*layer_norm)(const NormArgs &, const Context &);
     void (*rope)(const RopeArgs &, const Context &);

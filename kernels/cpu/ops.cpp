@@ -253,6 +253,35 @@ void sample_tokens(nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::devi
     sample(args);
 }
 
+void quantize(Out codes, Out scales, std::optional<Out> offsets, Floats2 x, bool is_symmetric) {
+    QuantizeArgs args{};
+    args.x = x.data();
+    args.num_rows = dim(x, 0);
+    args.cols = dim(x, 1);
+    want(codes, "codes", {args.num_rows, args.cols});
+    want(scales, "scales", {args.num_rows, -1});
+    const bool is_int4 = offsets.has_value();
+    if (codes.dtype() != (is_int4 ? nb::dtype<std::uint8_t>() : nb::dtype<std::int8_t>()))
+        refuse("codes must be uint8 with offsets and int8 without");
+    want_same(scales, "scales", Dtype::f32);
+    const std::int64_t num_groups = dim(scales, 1);
+    if (num_groups == 0 || args.cols % num_groups != 0 || (is_int4 && args.cols / num_groups > kMaxQuantizedGroup))
+        refuse("scales must cut the columns into equal groups, of at most 256 for int4, got " + shape_text(scales));
+    args.group = args.cols / num_groups;
+    if (is_int4) {
+        want(*offsets, "offsets", {args.num_rows, num_groups});
+        want_same(*offsets, "offsets", Dtype::f32);
+        args.offsets = static_cast<float *>(offsets->data());
+    }
+    args.is_symmetric = is_symmetric;
+    args.codes = codes.data();
+    args.scales = static_cast<float *>(scales.data());
+    if (args.num_rows == 0 || args.cols == 0) return;
+    const Kernels &table = kernels();
+    nb::gil_scoped_release release;
+    parallel(0, [&](const Context &context) { table.quantize(args, context); });
+}
+
 // ---- packed weights --------------------------------------------------------------------------------------------------
 
 void write_dense(PackedWeight &weight, std::int64_t start, In rows) {
@@ -388,6 +417,8 @@ NB_MODULE(_ops, m) {
     m.def("sample", &sample_tokens, array("out"), array("logits"), array("seeds"), array("positions"),
           maybe("temperature") = nb::none(), maybe("top_k") = nb::none(), maybe("top_p") = nb::none(),
           maybe("min_p") = nb::none());
+    m.def("quantize", &quantize, array("codes"), array("scales"), maybe("offsets"), array("x"),
+          "is_symmetric"_a = false);
     m.def("gumbel_noise",
           [](std::int32_t seed, std::int32_t position, std::int32_t token) {
               return gumbel_noise(static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(position),

@@ -7,6 +7,7 @@ size_t linear_scratch(const LinearArgs &);
 void linear(const LinearArgs &, const Context &);
 size_t linear_blocks_scratch(const LinearArgs &);
 void linear_blocks(const LinearArgs &, const Context &);
+void quantize(const QuantizeArgs &, const Context &);
 void rms_norm(const NormArgs &, const Context &);
 void layer_norm(const NormArgs &, const Context &);
 void rope(const RopeArgs &, const Context &);
@@ -18,7 +19,7 @@ void attention(const AttentionArgs &, const Context &);
 
 const Kernels *table() {
     static const Kernels kernels = {
-        linear_scratch, linear, linear_blocks_scratch, linear_blocks, rms_norm, layer_norm,
+        linear_scratch, linear, linear_blocks_scratch, linear_blocks, quantize, rms_norm, layer_norm,
         rope,           act,    elementwise,           write_kv,      attention_scratch, attention,
     };
     return &kernels;

@@ -9,6 +9,7 @@ from headrace.core.errors import DeviceUnavailable, Unsupported
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, Platform, Runner, RunnerConfig
 from headrace.core.units import format_bytes
+from headrace.core.weights.quantize import Quantizer, Scheme
 
 from .detect import cpu_info, has_native_bfloat16, has_native_kernels, usable_threads
 from .memory import host_memory, memory_limit
@@ -22,7 +23,7 @@ class NativeDevice(Device):
     def __init__(self, *, info: DeviceInfo, dtypes: tuple[str, ...], threads: int) -> None:
         from headrace.kernels.cpu import _ops
 
-        from .native.weights import BLOCK_FORMATS
+        from .native.weights import SCHEMES
 
         self.info = info
         self.threads = threads
@@ -34,7 +35,7 @@ class NativeDevice(Device):
         self.caps = Caps(
             array="opaque",
             dtypes=dtypes,
-            schemes=BLOCK_FORMATS,
+            schemes=SCHEMES,
             shared_memory=True,
             capture="tape",
             features=frozenset(FEATURES),
@@ -62,6 +63,18 @@ class NativeDevice(Device):
     def memory(self) -> Memory:
         """The machine's memory within the cgroup's limit."""
         return host_memory()
+
+    def packed_bytes(self, shape: tuple[int, ...], format: str | Scheme) -> int:
+        """Bytes of a packed weight, to the byte."""
+        from .native.weights import packed_bytes
+
+        return packed_bytes(shape, format)
+
+    def quantizer(self) -> Quantizer:
+        """The kernel."""
+        from .native.weights import quantize_rows
+
+        return quantize_rows
 
     def describe(self) -> Mapping[str, str]:
         """Instruction set, threads, and the cgroup's memory limit if there is one."""

@@ -108,6 +108,21 @@ def test_speed_is_bandwidth_over_bytes(tmp_path: Path) -> None:
     assert plan.max_decode_tokens_per_s(100.0 * plan.read_bytes) == 100.0
 
 
+@pytest.mark.parametrize("tie", [False, True])
+def test_quantized_weights_are_planned(tmp_path: Path, tie: bool) -> None:
+    _save_config(tmp_path, "llama", tie_word_embeddings=tie)
+    plan = _plan(tmp_path, dtype="bfloat16", quantize="int4")
+    # hidden 64, inner 96, qkv 64 + 2 * 32 rows: 4 bits and two float16 a group, 8 bits and one; 9 norms and 8 angles
+    layers = 4 * ((64 * 64 + 2 * 96 * 64 + 64 * 96) * (4 + 1) // 8 + 128 * 64 * 34 // 32)
+    tables = (1 if tie else 2) * 256 * 64 * 34 // 32
+    assert plan.weights_bytes == layers + tables + 4 * (9 * 64 + 8 + 1)
+    assert plan.read_bytes == plan.weights_bytes - (0 if tie else tables // 2)
+    assert plan.quantize == "int4"
+    whole = _plan(tmp_path, dtype="bfloat16")
+    unable = _plan(tmp_path, dtype="bfloat16", quantize="int4", caps=Caps(dtypes=("bfloat16",)))
+    assert unable.weights_bytes == whole.weights_bytes > 2 * plan.weights_bytes
+
+
 def test_errors_of_the_model_come_through(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"has no config\.json"):
         _plan(tmp_path)

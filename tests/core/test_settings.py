@@ -13,7 +13,7 @@ from headrace.core.settings import OTHER_VARIABLES, flag_of, resolve_options, va
 
 # A new option, or one that is renamed, is a change of the interface: it is reviewed here.
 FLAGS = (
-    "revision dtype max_model_len load_format allow_pickle offline chat_template device threads kv_memory "
+    "revision dtype quantize max_model_len load_format allow_pickle offline chat_template device threads kv_memory "
     "prefix_caching max_num_seqs max_num_batched_tokens policy seed host port api_key api_key_file "
     "served_model_name tls_cert tls_key cors_origins ui max_queue_requests request_timeout_s drain_timeout_s "
     "log_level log_format"

@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from headrace import LLM, SamplingParams
+from smollm2 import read_state, smollm2_config
 from tiny_checkpoints import greedy_tokens
 
 PROMPTS = (
@@ -47,53 +46,13 @@ def llm() -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def oracle(llm: LLM) -> Any:
     """transformers' model with the weights as the gguf package dequantizes them: quick."""
-    reader = gguf.GGUFReader(llm.built.model.path)
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        max_position_embeddings=8192,
-        rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
-        tie_word_embeddings=True,
-    )
-    state: dict[str, torch.Tensor] = {}
-    for tensor in reader.tensors:
-        values = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
-        name = hf_name(tensor.name)
-        if ".q_proj." in name or ".k_proj." in name:  # stored for interleaved rope
-            heads = values.shape[0] // 64
-            values = values.view(heads, 32, 2, -1).transpose(1, 2).reshape(values.shape)
-        state[name] = values
-    model: Any = LlamaForCausalLM(config)
+    state = read_state(Path(llm.built.model.path))
+    model: Any = LlamaForCausalLM(smollm2_config())
     model.eval()
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert missing == ["lm_head.weight"] and not unexpected
     model.tie_weights()
     return model
-
-
-def hf_name(name: str) -> str:
-    """transformers' name of a llama.cpp tensor of this model."""
-    for ours, theirs in (
-        ("token_embd", "model.embed_tokens"),
-        ("output_norm", "model.norm"),
-        ("blk.", "model.layers."),
-        ("attn_norm", "input_layernorm"),
-        ("ffn_norm", "post_attention_layernorm"),
-        ("attn_output", "self_attn.o_proj"),
-        ("attn_q", "self_attn.q_proj"),
-        ("attn_k", "self_attn.k_proj"),
-        ("attn_v", "self_attn.v_proj"),
-        ("ffn_gate", "mlp.gate_proj"),
-        ("ffn_up", "mlp.up_proj"),
-        ("ffn_down", "mlp.down_proj"),
-    ):
-        name = name.replace(ours, theirs)
-    return name
 
 
 def check(llm: LLM, oracle: Any, questions: tuple[str, ...], count: int) -> None:

@@ -23,7 +23,7 @@ from headrace.kernels.cpu import _ops
 from .program import NativeProgram
 from .sampling import sampling_ops
 from .trace import CacheRef, InputRef, Instruction, ParamRef, Trace, Tracer, UntraceableOp, Value
-from .weights import is_blocked, pack
+from .weights import pack
 
 Numpy = npt.NDArray[Any]
 
@@ -62,7 +62,7 @@ class NativeWeight:
 
     packed: _ops.PackedWeight
     dtype: str
-    blocked: bool
+    rounds_x: bool
 
 
 def native_ops(dtype: str, *, keep_blocks: bool) -> OpTable:
@@ -134,8 +134,8 @@ def _is_refusal(function: Callable[..., Any]) -> bool:
 
 
 def _pack_linear(tensors: Sequence[HostTensor], *, dtype: str, device: str, keep_blocks: bool) -> NativeWeight:
-    packed = pack(tensors, dtype, keep_blocks=keep_blocks)
-    return NativeWeight(packed=packed, dtype=dtype, blocked=keep_blocks and is_blocked(tensors))
+    packed, layout = pack(tensors, dtype, keep_blocks=keep_blocks)
+    return NativeWeight(packed=packed, dtype=dtype, rounds_x=layout.rounds_x)
 
 
 def _new_kv_cache(
@@ -183,7 +183,7 @@ class _Call:
         self._fields = iter(_INPUTS.get(op, ()))
         self._weights: dict[str, _ops.PackedWeight] = {}
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
-        self._blocked: set[str] = set()
+        self._rounds_x: set[str] = set()
         self._caches: list[_ops.KVCache] = []
         self._batch: dict[str, npt.NDArray[np.int32]] = {}
         self._loaded: list[Value] = []
@@ -193,8 +193,8 @@ class _Call:
         """An array, weight or cache as a reference; anything else as it is."""
         if isinstance(argument, NativeWeight):
             self._weights["weight"] = argument.packed
-            if argument.blocked:
-                self._blocked.add("weight")
+            if argument.rounds_x:
+                self._rounds_x.add("weight")
             return ParamRef(name="weight", shape=argument.packed.shape)
         if isinstance(argument, _ops.KVCache):
             self._caches.append(argument)
@@ -228,7 +228,7 @@ class _Call:
             self._caches,
             max_tokens=max(1, num_rows["tokens"]),
             max_logits=max(1, num_rows["logits"]),
-            quantize_x=frozenset(self._blocked),
+            quantize_x=frozenset(self._rounds_x),
         )
         program.run(
             batch["input_ids"],

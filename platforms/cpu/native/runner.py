@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.config import DTYPES
 from headrace.core.errors import OutOfMemory
 from headrace.core.kv.groups import group_of_layer
 from headrace.core.ops import Selection
@@ -32,7 +33,7 @@ from .ops import native_ops, native_selections
 from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
 from .trace import Trace, trace_decoder
-from .weights import is_blocked, pack, vector
+from .weights import pack, vector
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class NativeRunner(Runner):
         self._trace: Trace = trace_decoder(config.spec, config.dtype, self._group_of_layer)
         self._weights: dict[str, _ops.PackedWeight] = {}
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
-        self._blocked: set[str] = set()
+        self._rounds_x: set[str] = set()
         self._program: NativeProgram | None = None
         self._sampling_ops = sampling_ops()
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)
@@ -68,14 +69,15 @@ class NativeRunner(Runner):
                 self._vectors[name] = vector(loaded)
                 continue
             try:
-                self._weights[name] = pack(loaded.tensors, self.config.dtype, keep_blocks=self._keep_blocks)
+                weight, layout = pack(loaded.tensors, self.config.dtype, keep_blocks=self._keep_blocks)
             except MemoryError as error:
                 raise OutOfMemory(f"this machine has no memory left for {name}") from error
-            if self._keep_blocks and is_blocked(loaded.tensors):
-                self._blocked.add(name)
-            elif self._keep_blocks:
+            self._weights[name] = weight
+            if layout.rounds_x:
+                self._rounds_x.add(name)
+            elif layout.format in DTYPES:
                 dequantized |= {tensor.dtype for tensor in loaded.tensors if tensor.is_blocked}
-        if dequantized:
+        if dequantized and self._keep_blocks:
             types = ",".join(sorted(dequantized))
             logger.warning("dequantized, which is slow: no kernels types=%s dtype=%s", types, self.config.dtype)
 
@@ -108,7 +110,7 @@ class NativeRunner(Runner):
                 [caches[layer] for layer in range(self.config.spec.num_layers)],
                 max_tokens=max(self.config.max_num_batched_tokens, self.config.max_num_seqs),
                 max_logits=self.config.max_num_seqs,
-                quantize_x=frozenset(self._blocked),
+                quantize_x=frozenset(self._rounds_x),
             )
         except MemoryError as error:
             raise OutOfMemory(f"this machine has no memory left for a KV cache of {format_bytes(total)}") from error
@@ -207,7 +209,7 @@ class NativeRunner(Runner):
         name = "embed_tokens.weight" if spec.tie_word_embeddings else "lm_head.weight"
         out = np.empty((len(hidden_states), spec.vocab_size), hidden_states.dtype)
         bias = self._vectors["lm_head.bias"] if spec.lm_head_bias else None
-        _ops.linear(out, hidden_states, self._weights[name], bias, name in self._blocked)
+        _ops.linear(out, hidden_states, self._weights[name], bias, name in self._rounds_x)
         logits = _as_float32(out)
         if spec.logit_scale != 1.0:
             logits = logits * np.float32(spec.logit_scale)

@@ -1,52 +1,146 @@
 """Packs declared parameters into the layouts of the native kernels, part by part, without torch."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from headrace.core.config import DTYPES
 from headrace.core.weights.dequantize import to_float32
+from headrace.core.weights.quantize import Scheme
 from headrace.core.weights.source import HostTensor, LoadedParam
 from headrace.kernels.cpu import _ops
 
 BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
 """GGUF block types that the kernels multiply as they stand."""
+SCHEMES = (*BLOCK_FORMATS, "int8", "int4")
 _CHUNK_VALUES = 1 << 22
+_BLOCK = 32
+"""Columns of a block, which share a scale."""
 
 
-def choose_format(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: bool) -> "_ops.Format":
-    """The packed format of a stacked parameter: its own blocks if they may be kept and all parts have the same."""
-    if keep_blocks and is_blocked(tensors):
-        return tensors[0].dtype  # type: ignore[return-value]
-    return dtype  # type: ignore[return-value]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a weight is packed as. group: of format int4."""
+
+    format: "_ops.Format"
+    group: int = 0
+
+    @property
+    def rounds_x(self) -> bool:
+        """True if products round each 32 activations to 8 bits, which lets integers do the work."""
+        return self.format in (*BLOCK_FORMATS, "int4")
 
 
-def is_blocked(tensors: Sequence[HostTensor]) -> bool:
-    """True if all parts have one block type, and the kernels multiply it as it stands."""
-    return tensors[0].dtype in BLOCK_FORMATS and len({tensor.dtype for tensor in tensors}) == 1
+def choose_layout(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: bool) -> Layout:
+    """The layout of a stacked parameter: its own scheme, or its own blocks if they may be kept, if all parts have the
+    same; else dense numbers."""
+    if len({(tensor.dtype, tensor.offsets is None) for tensor in tensors}) == 1:
+        [first, *_] = tensors
+        if first.scales is not None:
+            is_whole_row = first.dtype == "int8" and first.group == first.shape[1]
+            group = 0 if is_whole_row else first.group
+            scheme = Scheme(name=first.dtype, group=group, is_symmetric=_is_symmetric(tensors))
+            if all(tensor.group == first.group for tensor in tensors):
+                return layout_of(scheme)
+        elif keep_blocks and first.dtype in BLOCK_FORMATS:
+            return layout_of(first.dtype)
+    return layout_of(dtype)
 
 
-def pack(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: bool) -> _ops.PackedWeight:
+def layout_of(format: str | Scheme) -> Layout:
+    """The layout of a dtype, a block type or a scheme. Groups of 32 are blocks: scales are float16 numbers."""
+    if isinstance(format, str):
+        return Layout(format=format)  # type: ignore[arg-type]
+    if format.name == "int8":
+        return Layout(format="q8_0" if format.group else "int8")
+    if format.group == _BLOCK:
+        return Layout(format="q4_0" if format.is_symmetric else "q4_1")
+    return Layout(format="int4", group=format.group)
+
+
+def packed_bytes(shape: tuple[int, ...], format: str | Scheme) -> int:
+    """Bytes of a packed weight."""
+    layout = layout_of(format)
+    return _ops.packed_bytes(layout.format, math.prod(shape[:-1]), shape[-1], layout.group)
+
+
+def pack(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: bool) -> tuple[_ops.PackedWeight, Layout]:
     """One packed weight from parts stacked along their rows, each [rows, in_features].
 
-    A part that is not kept as blocks goes through float32 in pieces of at most 16 MiB.
+    A part that is kept neither in its scheme nor as blocks goes through float32 in pieces of at most 16 MiB.
     """
-    wanted = choose_format(tensors, dtype, keep_blocks=keep_blocks)
+    layout = choose_layout(tensors, dtype, keep_blocks=keep_blocks)
     rows = sum(tensor.shape[0] for tensor in tensors)
-    weight = _ops.PackedWeight(wanted, rows, tensors[0].shape[1])
+    weight = _ops.PackedWeight(layout.format, rows, tensors[0].shape[1], layout.group)
     start = 0
     for tensor in tensors:
-        if wanted in BLOCK_FORMATS:
+        if tensor.scales is not None and layout.format not in DTYPES:
+            _write_codes(weight, start, tensor, tensor.scales, layout)
+        elif layout.format in BLOCK_FORMATS:
             weight.write_blocks(start, np.ascontiguousarray(tensor.data))
         else:
             _write_dense(weight, start, tensor)
         start += tensor.shape[0]
-    return weight
+    return weight, layout
+
+
+def quantize_rows(
+    values: npt.NDArray[np.float32], scheme: Scheme
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
+    """As `core.weights.quantize.quantize_rows`, on all threads."""
+    is_int4 = scheme.name == "int4"
+    codes: npt.NDArray[Any] = np.empty(values.shape, np.uint8 if is_int4 else np.int8)
+    scales = np.empty((len(values), values.shape[1] // (scheme.group or values.shape[1])), np.float32)
+    offsets = np.empty_like(scales) if is_int4 else None
+    _ops.quantize(codes, scales, offsets, values, scheme.is_symmetric)
+    return codes, scales, offsets
 
 
 def vector(loaded: LoadedParam) -> npt.NDArray[np.float32]:
     """A parameter that is not packed, as float32, its parts joined."""
     return np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
+
+
+def _is_symmetric(tensors: Sequence[HostTensor]) -> bool:
+    """True if code 8 stands for zero everywhere."""
+    return all(
+        tensor.offsets is not None
+        and tensor.scales is not None
+        and bool((tensor.offsets == -8 * tensor.scales).all())
+        for tensor in tensors
+    )
+
+
+def _write_codes(
+    weight: _ops.PackedWeight, start: int, tensor: HostTensor, scales: npt.NDArray[np.float32], layout: Layout
+) -> None:
+    if layout.format == "int8":
+        weight.write_int8(start, tensor.data, np.ascontiguousarray(scales[:, 0]))
+        return
+    if layout.format == "int4":
+        assert tensor.offsets is not None
+        weight.write_int4(start, tensor.data, scales, tensor.offsets)
+        return
+    if layout.format == "q8_0":
+        groups = np.empty((*scales.shape, 2 + _BLOCK), np.uint8)
+        groups[..., :2] = scales.astype(np.float16)[..., None].view(np.uint8)
+        groups[..., 2:] = tensor.data.reshape(*scales.shape, _BLOCK).view(np.uint8)
+        weight.write_blocks(start, groups.reshape(len(groups), -1))
+        return
+    # As blocks of a GGUF file: scale, offset if there is one, then the first half of the codes in the low nibbles.
+    codes = tensor.data.reshape(*scales.shape, _BLOCK)
+    head = 2 if layout.format == "q4_0" else 4
+    blocks = np.empty((*scales.shape, head + _BLOCK // 2), np.uint8)
+    blocks[..., :2] = scales.astype(np.float16)[..., None].view(np.uint8)
+    if layout.format == "q4_1" and tensor.offsets is not None:
+        blocks[..., 2:4] = tensor.offsets.astype(np.float16)[..., None].view(np.uint8)
+    np.left_shift(codes[..., _BLOCK // 2 :], 4, out=blocks[..., head:])
+    blocks[..., head:] |= codes[..., : _BLOCK // 2]
+    weight.write_blocks(start, blocks.reshape(len(codes), -1))
 
 
 def _write_dense(weight: _ops.PackedWeight, start: int, tensor: HostTensor) -> None:
@@ -56,12 +150,4 @@ def _write_dense(weight: _ops.PackedWeight, start: int, tensor: HostTensor) -> N
     num_rows, cols = tensor.shape
     step = max(1, _CHUNK_VALUES // cols)
     for at in range(0, num_rows, step):
-        count = min(step, num_rows - at)
-        piece = HostTensor(
-            name=tensor.name,
-            dtype=tensor.dtype,
-            shape=(count, cols),
-            data=tensor.data[at : at + count],
-            file=tensor.file,
-        )
-        weight.write_dense(start + at, np.ascontiguousarray(to_float32(piece)))
+        weight.write_dense(start + at, np.ascontiguousarray(to_float32(tensor.rows(slice(at, at + step)))))

@@ -1,0 +1,239 @@
+"""Quantizes dense weights while a checkpoint is read: a ParamSource over another, one tensor at a time.
+
+Weights leave here in the canonical schemes: int8 with a scale for each output or group of columns, int4 with a scale
+and an offset for each group. What a platform makes of a scheme is its own affair (`pack_linear`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import WeightError
+from ..models.params import Param
+from .dequantize import row_bytes, to_float32
+from .source import HostTensor, LoadedParam, ParamSource
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """Integers with scales.
+
+    name: of Caps.schemes. group: columns that share a scale, which then is a float16 number; 0: all of a row.
+    is_symmetric: the offset is such that code 8 of 16 stands for zero.
+    """
+
+    name: str
+    group: int = 0
+    is_symmetric: bool = True
+
+
+INT8 = Scheme(name="int8")
+INT8_GROUPS = Scheme(name="int8", group=32)
+INT4: Mapping[str, Scheme] = {
+    "int4": Scheme(name="int4", group=32, is_symmetric=False),
+    "int4-g64": Scheme(name="int4", group=64, is_symmetric=False),
+    "int4-g128": Scheme(name="int4", group=128, is_symmetric=False),
+    "int4-sym": Scheme(name="int4", group=32),
+}
+"""Values of the option `quantize`, beside those of int8 and none."""
+
+Quantizer = Callable[[Floats, Scheme], tuple[npt.NDArray[Any], Floats, Floats | None]]
+"""float32 [rows, cols] -> codes [rows, cols], scales and offsets [rows, num_groups]; not finite scales if a value is
+not."""
+
+_CHUNK_VALUES = 1 << 22
+_SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+"""Fractions of a group's range that are tried: cutting off the ends makes the steps between smaller."""
+_FITS = 2
+"""Times that scale and offset are fitted to the codes that they gave."""
+
+
+def scheme_of(param: Param, quantization: str) -> Scheme | None:
+    """How a parameter is stored; None: as it is.
+
+    int8 has a scale for each 32 columns, and so have the activations where a device rounds them; with one for a
+    whole row (int8-channel) a few large activations leave little of the others. What is sensitive keeps 8 bits, and
+    so does the table of the vocabulary, from which every token's logits come.
+    """
+    if quantization == "none" or not param.quantizable:
+        return None
+    if quantization in INT4 and param.shard != "vocab" and not param.is_sensitive:
+        return INT4[quantization]
+    has_groups = quantization != "int8-channel" and param.shape[-1] % INT8_GROUPS.group == 0
+    return INT8_GROUPS if has_groups else INT8
+
+
+def packed_bytes(shape: tuple[int, ...], format: str | Scheme) -> int:
+    """Bytes of a weight [rows, cols] without padding, in a dtype, a block type or a scheme.
+
+    Raises ValueError for a row that is not a whole number of blocks.
+    """
+    rows, cols = math.prod(shape[:-1]), shape[-1]
+    if isinstance(format, str):
+        return rows * row_bytes(format, cols)
+    if format.name == "int8":
+        return rows * (cols + (2 * cols // format.group if format.group else 4))
+    return rows * (cols // 2 + -(-cols // format.group) * (2 if format.is_symmetric else 4))
+
+
+class QuantizedParams:
+    """A ParamSource whose quantizable parameters are quantized when it is their turn."""
+
+    def __init__(self, source: ParamSource, quantization: str, quantizer: "Quantizer | None" = None) -> None:
+        """quantizer: a faster form of `quantize_rows`."""
+        self._source = source
+        self._quantization = quantization
+        self._quantizer = quantizer or quantize_rows
+
+    def params(self) -> Sequence[Param]:
+        """All declarations, in the order of `__iter__`."""
+        return self._source.params()
+
+    def __iter__(self) -> Iterator[LoadedParam]:
+        """Each parameter once. Raises WeightError for a weight that is quantized already, that no group divides, or
+        that holds a NaN or an infinity."""
+        for loaded in self._source:
+            scheme = scheme_of(loaded.param, self._quantization)
+            if scheme is None:
+                yield loaded
+                continue
+            tensors = tuple(self._quantize(tensor, scheme) for tensor in loaded.tensors)
+            yield LoadedParam(param=loaded.param, tensors=tensors)
+
+    def _quantize(self, tensor: HostTensor, scheme: Scheme) -> HostTensor:
+        name, file = tensor.name, tensor.file
+        if tensor.is_blocked or tensor.scales is not None or tensor.dtype.startswith("float8"):
+            raise already_quantized(name, tensor.dtype, file)
+        num_rows, cols = tensor.shape
+        if scheme.group and cols % scheme.group:
+            fitting = [other for other, its in INT4.items() if cols % its.group == 0]
+            raise WeightError(
+                f"{file}: tensor {name} has {cols} columns, which groups of {scheme.group} do not divide",
+                file=file,
+                tensor=name,
+                remedies=[f"--quantize {other}" for other in (*fitting[:1], "int8")],
+            )
+        codes = np.empty((num_rows, cols), np.int8 if scheme.name == "int8" else np.uint8)
+        scales = np.empty((num_rows, cols // scheme.group if scheme.group else 1), np.float32)
+        offsets = np.empty_like(scales) if scheme.name == "int4" else None
+        step = max(1, _CHUNK_VALUES // cols)
+        for start in range(0, num_rows, step):
+            part = slice(start, start + step)
+            values = np.ascontiguousarray(to_float32(tensor.rows(part)))
+            codes[part], scales[part], its_offsets = self._quantizer(values, scheme)
+            if offsets is not None:
+                offsets[part] = its_offsets
+            check_finite(name, scales[part], file)
+        return replace(tensor, dtype=scheme.name, data=codes, scales=scales, offsets=offsets)
+
+
+def already_quantized(name: str, dtype: str, file: str) -> WeightError:
+    """The error for a checkpoint whose weights are not dense."""
+    return WeightError(
+        f"{file}: tensor {name} is quantized already ({dtype}); quantizing it again would add its errors to those",
+        file=file,
+        tensor=name,
+        remedies=["without --quantize", "the model's checkpoint in bfloat16, float16 or float32"],
+    )
+
+
+def check_finite(name: str, values: Floats, file: str) -> None:
+    """Raises WeightError if one of `values`, which a tensor's values gave, is a NaN or an infinity."""
+    if not np.isfinite(values).all():
+        raise WeightError(
+            f"{file}: tensor {name} holds a NaN or an infinity",
+            file=file,
+            tensor=name,
+            remedies=["download the model again", "headrace download MODEL"],
+        )
+
+
+def quantize_rows(values: Floats, scheme: Scheme) -> tuple[npt.NDArray[Any], Floats, Floats | None]:
+    """The definition of a Quantizer.
+
+    int8: the nearest of 255 levels of a row or group. int4: for several cuts of a group's range, codes by rounding,
+    then scale and offset by least squares for these codes, and again; the cut of the smallest squared error is taken.
+    Scales of groups, and offsets, are float16 numbers.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        groups = values.reshape(-1, scheme.group or values.shape[1])
+        if scheme.name == "int8":
+            levels, scales = _fit_int8(groups, is_grouped=scheme.group > 0)
+            return levels.reshape(values.shape), scales.reshape(len(values), -1), None
+        codes, scales, offsets = (_fit_symmetric if scheme.is_symmetric else _fit)(groups)
+        shape = len(values), values.shape[1] // scheme.group
+        return codes.reshape(values.shape), scales.reshape(shape), offsets.reshape(shape)
+
+
+def _fit_int8(x: Floats, *, is_grouped: bool) -> tuple[npt.NDArray[np.int8], Floats]:
+    """Codes [n, group] and scales [n, 1] of groups [n, group]."""
+    highest = np.abs(x).max(1, keepdims=True)
+    scales = highest / np.float32(127)
+    if is_grouped:
+        scales = _half(scales)
+    levels = np.divide(x, scales, out=np.zeros_like(x), where=scales > 0)
+    return np.clip(np.rint(levels, out=levels), -127, 127).astype(np.int8), scales
+
+
+def _fit(x: Floats) -> tuple[npt.NDArray[np.uint8], Floats, Floats]:
+    """Codes [n, group], scales and offsets [n, 1] of groups [n, group]."""
+    low, high = x.min(1, keepdims=True), x.max(1, keepdims=True)
+    total = x.sum(1, keepdims=True)
+    best: list[Floats] = []
+    for shrink in _SHRINKS:
+        scale = _half((high - low) * np.float32(shrink / 15))
+        offset = _half((high + low) / 2 - scale * np.float32(7.5))
+        for _ in range(_FITS):
+            codes = _encode(x, scale, offset)
+            sum_1, sum_2 = codes.sum(1, keepdims=True), (codes * codes).sum(1, keepdims=True)
+            product = (codes * x).sum(1, keepdims=True)
+            spread = x.shape[1] * sum_2 - sum_1 * sum_1
+            slope = np.divide(x.shape[1] * product - sum_1 * total, spread, out=scale.copy(), where=spread > 0)
+            scale = _half(np.where(slope > 0, slope, scale))
+            offset = _half((total - scale * sum_1) / x.shape[1])
+        best = _better(best, x, scale, offset)
+    return _encode(x, best[1], best[2]).astype(np.uint8), best[1], best[2]
+
+
+def _fit_symmetric(x: Floats) -> tuple[npt.NDArray[np.uint8], Floats, Floats]:
+    """As `_fit` with offset = -8 * scale; the scale's sign is such that -8 lies at the group's largest value."""
+    largest = np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1)
+    best: list[Floats] = []
+    for sign in (-1.0, 1.0):
+        for shrink in _SHRINKS:
+            scale = _half(largest * np.float32(sign * shrink / 8))
+            for _ in range(_FITS):
+                codes = _encode(x, scale, scale * np.float32(-8)) - np.float32(8)
+                squares = (codes * codes).sum(1, keepdims=True)
+                product = (codes * x).sum(1, keepdims=True)
+                scale = _half(np.divide(product, squares, out=scale.copy(), where=squares > 0))
+            best = _better(best, x, scale, scale * np.float32(-8))
+    return _encode(x, best[1], best[2]).astype(np.uint8), best[1], best[2]
+
+
+def _encode(x: Floats, scale: Floats, offset: Floats) -> Floats:
+    """Codes in [0, 15] as float32."""
+    levels: Floats = np.divide(x - offset, scale, out=np.zeros_like(x), where=scale != 0)
+    np.clip(np.rint(levels, out=levels), 0, 15, out=levels)
+    return levels
+
+
+def _better(best: list[Floats], x: Floats, scale: Floats, offset: Floats) -> list[Floats]:
+    """(squared error, scale, offset) of each group, the better of two."""
+    difference = _encode(x, scale, offset) * scale + offset - x
+    found = [(difference * difference).sum(1, keepdims=True), scale, offset]
+    if not best:
+        return found
+    is_better = found[0] < best[0]
+    return [np.where(is_better, new, old) for new, old in zip(found, best, strict=True)]
+
+
+def _half(values: Floats) -> Floats:
+    rounded: Floats = values.astype(np.float16).astype(np.float32)
+    return rounded

