@@ -38,18 +38,22 @@ def apply_penalties(
     """Penalise tokens that a request has used (Keskar et al. 2019 for repetition).
 
     rows, tokens, counts: int32 [num_penalties], one entry for each distinct token of prompt and output of a
-    row, counts being its occurrences in the output. repetition, frequency, presence: float32 [num_rows].
-    A logit is divided by repetition if positive, else multiplied; then frequency * count is subtracted, and
-    presence if count > 0.
+    row, counts being its occurrences in the output; a row of -1 is padding. repetition, frequency, presence:
+    float32 [num_rows]. A logit is divided by repetition if positive, else multiplied; then frequency * count is
+    subtracted, and presence if count > 0.
     """
     import torch
+    import torch.nn.functional as F
 
+    # One row more, the last one, is where padding lands.
+    logits, repetition = F.pad(logits, (0, 0, 0, 1)), F.pad(repetition, (0, 1), value=1.0)
+    frequency, presence = F.pad(frequency, (0, 1)), F.pad(presence, (0, 1))
     rows, tokens = rows.long(), tokens.long()
     value = logits[rows, tokens]
     rep = repetition[rows]
     value = torch.where(value > 0, value / rep, value * rep)
     value = value - frequency[rows] * counts - presence[rows] * (counts > 0)
-    return logits.index_put((rows, tokens), value)
+    return logits.index_put_((rows, tokens), value)[:-1]
 
 
 def logprobs(logits: Array, token_ids: Array, *, num_logprobs: int) -> tuple[Array, Array, Array, Array]:

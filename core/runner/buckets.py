@@ -17,7 +17,7 @@ from ..sampling.validate import MAX_LOGPROBS
 from ..stages import ForwardBatch, IntArray, PoolingBatch, PromptLogprobsBatch, SamplingBatch
 from .step import PROMPT_ROWS
 
-_SMALLEST = 8
+_TOKENS_MULTIPLE = 8
 _SMALLEST_CHUNK = 32
 _SMALLEST_EDITS = 1024
 
@@ -28,6 +28,7 @@ Kind = Literal["greedy", "random", "full"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """How far apart sizes are: each is so many times the one before. smallest_width: blocks of the narrowest table.
+    smallest_reqs: requests of the smallest step, of which other sizes are multiples.
 
     The defaults suit compiled loops, to which a wide table costs nothing.
     """
@@ -36,6 +37,7 @@ class Grid:
     num_tokens: int = 4
     width: int = 8
     smallest_width: int = 64
+    smallest_reqs: int = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +95,11 @@ class Buckets:
         self._has_types = spec.num_token_types > 0
         self._is_encoder = spec.kind == "encoder"
         self._makes_vectors = spec.pooler is not None
-        self.num_reqs = _steps(_SMALLEST, config.max_num_seqs, factor=grid.num_reqs, multiple=_SMALLEST)
+        self.num_reqs = _steps(
+            grid.smallest_reqs, config.max_num_seqs, factor=grid.num_reqs, multiple=grid.smallest_reqs
+        )
         self.num_tokens = _steps(
-            _SMALLEST_CHUNK, config.max_num_batched_tokens, factor=grid.num_tokens, multiple=_SMALLEST
+            _SMALLEST_CHUNK, config.max_num_batched_tokens, factor=grid.num_tokens, multiple=_TOKENS_MULTIPLE
         )
         blocks = -(-config.max_model_len // config.block_size)
         # An encoder has no tables.

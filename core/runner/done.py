@@ -1,6 +1,9 @@
-"""A step that has already run, for runners that work synchronously."""
+"""Steps under way: one that has already run, and one whose results are on their way to the host."""
 
-from ..stages import StepOutput
+from collections.abc import Callable
+from typing import Any
+
+from ..stages import IntArray, StepOutput
 
 
 class Done:
@@ -16,3 +19,22 @@ class Done:
     def result(self) -> StepOutput:
         """The output, at once."""
         return self._output
+
+
+class Arriving:
+    """A Pending whose results are being copied to the host."""
+
+    def __init__(self, host: Any, arrived: Any, finish: Callable[[IntArray], StepOutput]) -> None:
+        """host: the torch tensor that the copy fills. arrived: an event of the device's library behind the copy."""
+        self._host = host
+        self._arrived = arrived
+        self._finish = finish
+
+    def ready(self) -> bool:
+        """True if the copy is done."""
+        return bool(self._arrived.query())
+
+    def result(self) -> StepOutput:
+        """Wait for the copy."""
+        self._arrived.synchronize()
+        return self._finish(self._host.numpy())

@@ -88,6 +88,10 @@ class GraphRunner(BucketedRunner, TorchRunner):
         self._hidden.clear()
         super().close()
 
+    def stage(self, words: IntArray) -> torch.Tensor:
+        """A step's input on the host, as a copy to the device takes it best."""
+        return torch.from_numpy(words)
+
     def _caches(self) -> list[tuple[Array, Sequence[Array]]]:
         assert self._kv is not None, "kv_init comes before step"
         return list(zip(self._kv.layers, self._kv.states, strict=True))
@@ -100,7 +104,7 @@ class GraphRunner(BucketedRunner, TorchRunner):
             replay, outputs = self._recorder.record(
                 lambda: function(self._params, self._caches(), self._last_tokens, packed)
             )
-            return _Recorded(replay, outputs, packed, None)
+            return _Recorded(self.stage, replay, outputs, packed, None)
         rows = bucket.num_samples if isinstance(bucket, SampleBucket) else bucket.num_tokens
         hidden = self._hidden.get(rows)
         if hidden is None:
@@ -108,26 +112,49 @@ class GraphRunner(BucketedRunner, TorchRunner):
             hidden = self._hidden[rows] = torch.zeros(shape, dtype=dtype, device=device)
         last_tokens = (self._last_tokens,) if isinstance(bucket, SampleBucket) else ()
         replay, outputs = self._recorder.record(lambda: function(self._params, hidden, *last_tokens, packed))
-        return _Recorded(replay, outputs, packed, hidden)
+        return _Recorded(self.stage, replay, outputs, packed, hidden)
 
 
 class _Recorded:
     """One recorded bucket: it takes what the function took, and gives the same output arrays every time."""
 
     def __init__(
-        self, replay: Callable[[], None], outputs: Any, packed: torch.Tensor, hidden: torch.Tensor | None
+        self,
+        stage: Callable[[IntArray], torch.Tensor],
+        replay: Callable[[], None],
+        outputs: Any,
+        packed: torch.Tensor,
+        hidden: torch.Tensor | None,
     ) -> None:
+        self._stage = stage
         self._replay = replay
         self._outputs = outputs
         self._packed = packed
         self._hidden = hidden
 
     def __call__(self, params: Any, *arrays: Any) -> Any:
-        self._packed.copy_(torch.from_numpy(arrays[-1]))
+        self._packed.copy_(self._stage(arrays[-1]), non_blocking=True)
         if self._hidden is not None:
             self._hidden.copy_(arrays[0])
         self._replay()
         return self._outputs
+
+
+class Rerun:
+    """A recorder for emulated devices whose kernels torch does not see: it calls the function again, over the same
+    inputs and into the same outputs."""
+
+    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """Run `function`; a replay runs it again."""
+        result = function()
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+        def replay() -> None:
+            for old, new in zip(outputs, tree_leaves(function()), strict=True):
+                if new is not old:
+                    old.copy_(new)
+
+        return replay, result
 
 
 class OperationList:
@@ -139,27 +166,10 @@ class OperationList:
 
     def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Run `function` and note its operations. Raises Unsupported for one that a graph could not hold."""
-        with _Notes() as notes:
+        with Notes() as notes:
             result = function()
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-        def replay() -> None:
-            values: dict[int, Any] = {}
-
-            def current(value: Any) -> Any:
-                return values.get(id(value), value) if isinstance(value, torch.Tensor) else value
-
-            for operation, args, kwargs, made in notes.operations:
-                again = operation(*tree_map(current, args), **tree_map(current, kwargs))
-                for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
-                    if isinstance(old, torch.Tensor):
-                        values[id(old)] = new
-            for output in outputs:
-                new = values.get(id(output), output)
-                if new is not output:
-                    output.copy_(new)
-
-        return replay, result
+        return lambda: notes.replay(outputs), result
 
 
 _HOST_READS = {
@@ -173,7 +183,7 @@ _HOST_READS = {
 }
 
 
-class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Every operation with its arguments and results, which stay alive so that they can be told apart."""
 
     def __init__(self) -> None:
@@ -181,6 +191,23 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations: list[tuple[Any, Any, Any, Any]] = []
         self._constants: set[int] = set()
         """results of operations on Python's own numbers, which may be read"""
+
+    def replay(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Run the operations again, on whatever the arrays that they began with hold now, and fill `outputs` anew."""
+        values: dict[int, Any] = {}
+
+        def current(value: Any) -> Any:
+            return values.get(id(value), value) if isinstance(value, torch.Tensor) else value
+
+        for operation, args, kwargs, made in self.operations:
+            again = operation(*tree_map(current, args), **tree_map(current, kwargs))
+            for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
+                if isinstance(old, torch.Tensor):
+                    values[id(old)] = new
+        for output in outputs:
+            new = values.get(id(output), output)
+            if new is not output:
+                output.copy_(new)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

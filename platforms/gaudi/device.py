@@ -16,6 +16,7 @@ from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Pending, Platform, RunnerConfig
 from headrace.core.runner.buckets import Grid
+from headrace.core.runner.done import Arriving
 from headrace.core.runner.torch import TorchDevice
 from headrace.core.runner.torch_graphs import GraphRunner, OperationList, Recorder
 from headrace.core.stages import Array, IntArray, StepOutput
@@ -119,25 +120,7 @@ class GaudiRunner(GraphRunner):
         host = words.to("cpu", non_blocking=True)
         arrived = self.device.bridge.hpu.Event()
         arrived.record()
-        return _Arriving(host, arrived, finish)
-
-
-class _Arriving:
-    """Results on their way to the host."""
-
-    def __init__(self, host: torch.Tensor, arrived: Any, finish: Callable[[IntArray], StepOutput]) -> None:
-        self._host = host
-        self._arrived = arrived
-        self._finish = finish
-
-    def ready(self) -> bool:
-        """True if the copy is done."""
-        return bool(self._arrived.query())
-
-    def result(self) -> StepOutput:
-        """Wait for the copy."""
-        self._arrived.synchronize()
-        return self._finish(self._host.numpy())
+        return Arriving(host, arrived, finish)
 
 
 class HpuGraphs:

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
-
 from headrace.core.ops import OpTable
 from headrace.core.ops.moe import glu
 from headrace.core.ops.sampling import draw
@@ -31,7 +29,6 @@ def static_provider() -> OpProvider:
             "expand_values": OpTable.expand_values,
             "encoder_attention": ragged.encoder_attention,
             "mean_rows": ragged.mean_rows,
-            "apply_penalties": _apply_penalties,
             "sample": _sample,
         },
     )
@@ -61,22 +58,6 @@ def _grouped_experts(
         glu=lambda inner: glu(inner, activation, clamp),
         scale_input=scale_input,
     )
-
-
-def _apply_penalties(
-    logits: Array,
-    rows: Array,
-    tokens: Array,
-    counts: Array,
-    repetition: Array,
-    frequency: Array,
-    presence: Array,
-) -> Array:
-    """The definition over one row more, the last one: where padding, whose row is -1, lands."""
-    repetition = F.pad(repetition, (0, 1), value=1.0)
-    frequency, presence = F.pad(frequency, (0, 1)), F.pad(presence, (0, 1))
-    padded = F.pad(logits, (0, 0, 0, 1))
-    return OpTable.apply_penalties(padded, rows, tokens, counts, repetition, frequency, presence)[:-1]
 
 
 def _sample(

@@ -11,11 +11,12 @@ from headrace.core.config import EngineConfig
 from headrace.core.devices import EMULATED
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
-from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform
+from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform, RunnerConfig
 from headrace.core.runner.torch import TorchDevice
 
 from ..cpu.memory import host_memory
 from .provider import triton_provider
+from .runner import GpuRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +85,17 @@ class GpuDevice(TorchDevice):
         dtypes = ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
         caps = Caps(
             dtypes=dtypes,
+            depth=1,
+            capture="graph",
             shared_memory=self.is_emulated,
             features=frozenset(FEATURES),
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self._provider, self._about = triton_provider(info.arch, interpreted=self.is_emulated)
+
+    def runner(self, config: RunnerConfig) -> GpuRunner:
+        """A runner that records decodes."""
+        return GpuRunner(config, self, None if self.is_emulated else self.module)
 
     def providers(self) -> Sequence[OpProvider]:
         """Triton's kernels; the definitions, and so the vendor's matrix library, serve the rest."""

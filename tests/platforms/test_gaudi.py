@@ -129,8 +129,7 @@ def test_penalties_of_padding_change_nothing() -> None:
     torch.manual_seed(0)
     logits, one = torch.randn(3, 9), torch.ones(3)
     rows, tokens, counts = (torch.tensor(v, dtype=torch.int32) for v in ([0, 2, -1, -1], [8, 1, 0, 0], [2, 0, 0, 0]))
-    penalise = static_provider().ops["apply_penalties"]
-    got = penalise(logits, rows, tokens, counts, one * 2, one * 0.5, one * 0.25)
+    got = OpTable.apply_penalties(logits, rows, tokens, counts, one * 2, one * 0.5, one * 0.25)
     want = OpTable.apply_penalties(logits, rows[:2], tokens[:2], counts[:2], one * 2, one * 0.5, one * 0.25)
     assert torch.equal(got, want)
 

@@ -164,7 +164,7 @@ def seq2seq_logits(
         rows = np.repeat(np.arange(len(targets)), counts)
         positions = np.concatenate([np.arange(start, end) for start, end in zip(done, ends, strict=True)])
         forward = ForwardBatch(
-            input_ids=on_device([targets[r][p] for r, p in zip(rows, positions, strict=True)]),
+            input_ids=on_device([targets[int(r)][int(p)] for r, p in zip(rows, positions, strict=True)]),
             positions=on_device(positions),
             query_start_loc=on_device(np.cumsum([0, *counts])),
             seq_lens=on_device(ends),

@@ -1,0 +1,175 @@
+"""How a GPU records its decodes, over a stand-in for torch's module of a GPU: graphs are lists of operations, streams
+and events only note the order in which they are asked for."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+from headrace.core.config import DeviceConfig, EngineConfig
+from headrace.core.devices import open_device
+from headrace.core.platform import Caps, DeviceInfo, RunnerConfig
+from headrace.core.runner.buckets import Buckets
+from headrace.core.runner.torch import TorchDevice, TorchRunner
+from headrace.core.runner.torch_graphs import Notes
+from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
+from headrace.core.stages import IntArray
+from headrace.platforms.gaudi.ops import static_provider
+from headrace.platforms.gpu.runner import GRID, GpuRunner
+
+PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1])
+
+
+class FakeStream:
+    """A stream of FakeGpu."""
+
+    def __init__(self, gpu: "FakeGpu") -> None:
+        self.gpu = gpu
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.gpu.log.append("wait")
+
+
+class FakeGpu:
+    """torch's module of a GPU, as far as the runner uses it; what is computed is computed on the processor."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self._current = FakeStream(self)
+        gpu = self
+
+        class CUDAGraph:
+            """A graph whose operations `graph` has noted."""
+
+            def __init__(self) -> None:
+                self.again: Callable[[], None] = lambda: None
+
+            def replay(self) -> None:
+                """Run them again."""
+                gpu.log.append("replay")
+                self.again()
+
+        class Event:
+            """An event that has always happened when it is asked."""
+
+            def record(self) -> None:
+                """Note it."""
+                gpu.log.append("event")
+
+            def query(self) -> bool:
+                """Yes."""
+                return True
+
+            def synchronize(self) -> None:
+                """Note that somebody waits."""
+                gpu.log.append("synchronize")
+
+        self.CUDAGraph, self.Event = CUDAGraph, Event
+
+    def Stream(self) -> FakeStream:
+        """Another stream."""
+        return FakeStream(self)
+
+    def current_stream(self) -> FakeStream:
+        """The default stream."""
+        return self._current
+
+    @contextlib.contextmanager
+    def stream(self, stream: FakeStream) -> Iterator[None]:
+        """Work inside goes to that stream."""
+        self.log.append("side stream")
+        yield
+
+    def graph_pool_handle(self) -> str:
+        """One pool."""
+        return "pool"
+
+    @contextlib.contextmanager
+    def graph(self, graph: Any, pool: str, stream: FakeStream) -> Iterator[None]:
+        """Note what is computed inside."""
+        assert pool == "pool" and isinstance(stream, FakeStream)
+        self.log.append("capture")
+        with Notes() as notes:
+            yield
+        made = [leaf for *_, results in notes.operations for leaf in tree_leaves(results)]
+        graph.again = lambda: notes.replay([leaf for leaf in made if isinstance(leaf, torch.Tensor)])
+
+    def synchronize(self) -> None:
+        """Note that somebody waits for the whole device."""
+        self.log.append("synchronize all")
+
+
+class FakeDevice(TorchDevice):
+    """A processor that takes the place of a GPU."""
+
+    def __init__(self, gpu: FakeGpu | None) -> None:
+        info = DeviceInfo(id="fake", name="fake", kind="gpu", total_bytes=0, free_bytes=0)
+        super().__init__(info=info, caps=Caps(capture="graph", depth=1), torch_device="cpu")
+        self.gpu = gpu
+
+    def providers(self) -> Any:
+        """Ops that read nothing on the host."""
+        return (static_provider(),)
+
+    def runner(self, config: RunnerConfig) -> TorchRunner:
+        """The runner under test; page-locked memory needs a driver, so copies take plain memory."""
+        return UnpinnedRunner(config, self, self.gpu)
+
+
+class UnpinnedRunner(GpuRunner):
+    """GpuRunner without page-locked memory."""
+
+    def stage(self, words: IntArray) -> torch.Tensor:
+        """Plain memory."""
+        return torch.from_numpy(words.copy())
+
+    def receive(self, words: Any, finish: Any) -> Any:
+        """As where there is no GPU."""
+        return TorchRunner.receive(self, words, finish)
+
+
+def run(device: Any, config: RunnerConfig) -> tuple[list[list[int]], Any]:
+    """Tokens of a few steps: a prefill in chunks beside decodes, then decodes of one and of two requests."""
+    torch.set_num_threads(1)
+    runner = load_runner(device, config)
+    driver = Driver(runner, config)
+    driver.add(PROMPTS[0]), driver.add(PROMPTS[1], temperature=0.8, seed=5)
+    for counts in ({0: 5}, {0: 3, 1: 3}, {0: 1, 1: 1}, {1: 1}, {0: 1}, {0: 1, 1: 1}):
+        driver.step(counts)
+    return [request.token_ids for request in driver.requests], runner
+
+
+def test_replayed_decodes_give_what_the_definitions_give() -> None:
+    config = tiny_config(tiny_spec(window=24))
+    want, _ = run(open_device(EngineConfig(device=DeviceConfig(device="reference", threads=1))), config)
+    gpu = FakeGpu()
+    got, runner = run(FakeDevice(gpu), config)
+    assert got == want
+    buckets = runner.decode_buckets()
+    assert gpu.log.count("capture") == len(buckets) == runner.num_recorded, "every bucket once, none after warmup"
+    after = gpu.log[gpu.log.index("synchronize all") + 1 :]
+    assert after.count("replay") == 2 * 4, "a forward pass and sampling for each step of decodes alone"
+    assert "synchronize all" not in after and "capture" not in after
+
+
+def test_without_graphs_every_step_runs_kernel_by_kernel() -> None:
+    config = tiny_config(tiny_spec())
+    gpu: Any = FakeGpu()
+    del gpu.CUDAGraph
+    got, runner = run(FakeDevice(gpu), config)
+    want, _ = run(open_device(EngineConfig(device=DeviceConfig(device="reference", threads=1))), config)
+    assert got == want and runner.num_recorded == 0 and "capture" not in gpu.log
+
+
+def test_decodes_are_recorded_from_the_largest_to_one_request() -> None:
+    config = tiny_config(tiny_spec())
+    sizes = Buckets(config, GRID).num_reqs
+    assert sizes[0] == 1 and sizes[-1] == config.max_num_seqs
+    assert all(b == 2 * a for a, b in zip(sizes, sizes[1:-1], strict=False))
+    runner: Any = FakeDevice(None).runner(config)
+    forward = [bucket.num_reqs for bucket in runner.decode_buckets() if hasattr(bucket, "width")]
+    assert forward == sorted(forward, reverse=True) and set(forward) == set(sizes)
+    assert np.all([bucket.decode for bucket in runner.decode_buckets() if hasattr(bucket, "width")])
