@@ -64,6 +64,102 @@ def offline(
     print_table(("workload", "figure", "value"), rows, numbers=("value",))
 
 
+@command.command()
+@click.argument("model", default=None, required=False)
+@click.option("--url", help="A server that runs, such as http://127.0.0.1:8000; instead of starting one for MODEL.")
+@click.option("--versus", metavar="URL", help="Another server: measured by turns, and compared.")
+@click.option("--served-model", metavar="NAME", help="The `model` of requests; default: the first that each lists.")
+@click.option("--concurrency", metavar="N,N", help="Requests at a time, each level by itself.  [default: 1,8,32]")
+@click.option("--rate", metavar="R,R", help="Requests a second, arriving at random (Poisson), instead.")
+@click.option(
+    "--workload",
+    default="synthetic",
+    show_default=True,
+    metavar="synthetic|w5|FILE",
+    help="Random prompts of --input-len; of lengths as people write; JSON lines with bodies of requests.",
+)
+@click.option("--select", default="W5", show_default=True, help="Which list of a FILE that is one JSON object.")
+@click.option("--num-requests", type=click.IntRange(1), help="Per level.  [default: 2 per place, 30 s of a rate]")
+@click.option("--input-len", default=128, show_default=True, type=click.IntRange(1), help="Tokens of each prompt.")
+@click.option("--output-len", default=64, show_default=True, type=click.IntRange(1), help="Tokens of each output.")
+@click.option("--spread", default=0.0, show_default=True, type=click.FloatRange(0, 1), help="Of the lengths, +-.")
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Rounds; medians are reported.")
+@click.option("--goodput", "goodput", metavar="LIMITS", help="What a good request keeps to, in ms: ttft:300,tpot:50.")
+@click.option("--body", default="{}", metavar="JSON", help="Further fields of every request.")
+@click.option(
+    "--vocab-size", type=click.IntRange(2), help="Random ids are below it.  [default: the model's, or 8000]"
+)
+@click.option("--timeout-s", default=600.0, show_default=True, help="That a request may take.")
+@click.option("--output", metavar="FILE", help="Write the JSON object here as well.")
+@click.option("--png", metavar="FILE", help="Draw the result (needs the extra `bench`).")
+@engine_options
+@json_option
+def serve(model: str | None, flags: dict[str, Any], as_json: bool, **arguments: Any) -> None:
+    """Latency and throughput of a server under load: time to the first token, between tokens, per request.
+
+    Starts `headrace serve MODEL` with the given options, or measures the server at --url. No prompt of a round hits
+    another round's prefixes.
+    """
+    config = engine_config(flags, model=model)
+
+    from .bench_serve_run import Options, run
+
+    result = run(config, Options(**arguments))
+    if as_json:
+        print_json(result)
+        return
+    for name, levels in result["servers"].items():
+        click.echo(f"{name}: {result['models'][name]}\n")
+        print_table(("load", *_FIGURES), [(_load(level), *_row(level)) for level in levels], numbers=tuple(_FIGURES))
+        errors = [f"{count} x {error}" for level in levels for error, count in level["errors"].items()]
+        click.echo("\n" + "\n".join(errors or ["no errors"]) + "\n")
+    if result["ratios"]:
+        click.echo("times better than versus\n")
+        names = ("output_tokens_per_s", "ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")
+        rows = [
+            (
+                _load(row),
+                *(_number(row[n]["p50"] if isinstance(row[n], dict) else row[n]) if n in row else "-" for n in names),
+            )
+            for row in result["ratios"]
+        ]
+        print_table(("load", *names), rows, numbers=names)
+
+
+_FIGURES = {
+    "requests": ("requests",),
+    "tokens/s": ("output_tokens_per_s",),
+    "ttft p50": ("ttft_ms", "p50"),
+    "p95": ("ttft_ms", "p95"),
+    "itl p50": ("itl_ms", "p50"),
+    "p95 ": ("itl_ms", "p95"),
+    "p99": ("itl_ms", "p99"),
+    "tpot p50": ("tpot_ms", "p50"),
+    "e2e p50": ("e2e_ms", "p50"),
+    "p95  ": ("e2e_ms", "p95"),
+    "good": ("goodput", "share"),
+}
+"""Column -> where its figure is; times are milliseconds."""
+
+
+def _load(level: dict[str, Any]) -> str:
+    return f"{level['concurrency']} at a time" if level["concurrency"] else f"{level['rate']:g} a second"
+
+
+def _row(level: dict[str, Any]) -> list[str]:
+    cells = []
+    for path in _FIGURES.values():
+        value: Any = level
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        cells.append("-" if value is None else _number(value))
+    return cells
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
 def _read(path: Path, select: str) -> dict[str, Any]:
     """The selected workloads of a file, and its warm-up if it has one. Raises ConfigError."""
     from .bench_offline import SHAPES, check_requests

@@ -1,0 +1,58 @@
+"""Pictures of measurements, with matplotlib, which is an extra."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, HeadraceError
+
+
+def require_matplotlib() -> None:
+    """Raise HeadraceError, before anything is measured, if pictures cannot be drawn."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise HeadraceError(
+            "a picture needs matplotlib", remedies=["pip install 'headrace[bench]'", "leave --png out"]
+        )
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure as PNG. Raises ConfigError."""
+    try:
+        figure.savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
+def draw_serve(result: Mapping[str, Any], path: Path) -> None:
+    """Of `bench serve`: throughput, time to the first token and between tokens at each level, for each server."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    rate, first, between = figure.subplots(1, 3)
+    for axes, title in (
+        (rate, "output tokens/s"),
+        (first, "time to first token, ms"),
+        (between, "between tokens, ms"),
+    ):
+        axes.set_title(title, fontsize=10)
+        axes.grid(axis="y", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    labels: Sequence[str] = ()
+    for number, (name, levels) in enumerate(result["servers"].items()):
+        places = range(len(levels))
+        labels = [str(level["concurrency"] or f"{level['rate']:g}/s") for level in levels]
+        colour = f"C{number}"
+        rate.plot(places, [level["output_tokens_per_s"] for level in levels], "o-", color=colour, label=name)
+        for axes, figure_name in ((first, "ttft_ms"), (between, "itl_ms")):
+            for percentile, style in (("p50", "o-"), ("p95", "^--")):
+                values = [level[figure_name].get(percentile, float("nan")) for level in levels]
+                axes.plot(places, values, style, color=colour, label=f"{name} {percentile}")
+    is_rate = result["servers"] and next(iter(result["servers"].values()))[0]["rate"]
+    for axes in (rate, first, between):
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_xlabel("requests a second" if is_rate else "requests at a time")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+    figure.suptitle(" / ".join(dict.fromkeys(result["models"].values())), fontsize=11)
+    save_figure(figure, path)
