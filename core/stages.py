@@ -259,6 +259,8 @@ class StepResult:
 
     step: int  # runner
     token_ids: Sequence[Sequence[int]]  # runner; per row, empty if it did not sample
+    forced: Mapping[int, Sequence[int]] = field(default_factory=dict)  # runner; by row: tokens behind the sampled
+    # one that a grammar leaves no choice about; their KV is yet to be computed
     logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
     pooled: Mapping[int, FloatArray] = field(default_factory=dict)  # runner; by row: the request's vector [n]

@@ -78,6 +78,16 @@ class Engine:
         if self._tokenizer is None and (sampling_params.stop or sampling_params.bad_words):
             raise RequestError("stop strings and bad words need a tokenizer, and skip_tokenizer_init is set")
 
+    def is_prepared(self, sampling_params: SamplingParams) -> bool:
+        """False if `add` would take long (a grammar is to be compiled) unless `prepare` is called before."""
+        form = sampling_params.structured_output
+        return form is None or self._grammars is None or self._grammars.has(form)
+
+    def prepare(self, sampling_params: SamplingParams) -> None:
+        """Do what takes long in `add`; another thread may call this while the engine steps. Raises RequestError."""
+        if sampling_params.structured_output is not None and self._grammars is not None:
+            self._grammars.compile(sampling_params.structured_output)
+
     def add(
         self,
         request_id: str,

@@ -35,6 +35,8 @@ from ..structured.compiler import GrammarCache
 
 UNKNOWN = -1
 """A token that a step in flight will sample."""
+MAX_FORCED_TOKENS = 256
+"""Tokens that a grammar may add to a request behind one step; its next step computes them all."""
 
 
 class ModelRunner:
@@ -311,6 +313,7 @@ class ModelRunner:
         return StepResult(
             step=plan.step,
             token_ids=token_ids,
+            forced=self._take_forced(samples) if self._sampling.has_grammars else {},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             pooled={} if output.pooled is None else dict(zip(pooled, output.pooled, strict=True)),
@@ -325,6 +328,21 @@ class ModelRunner:
             for i, slot in zip(samples.rows, samples.slots.tolist(), strict=True)
             if slot in failures
         }
+
+    def _take_forced(self, samples: "Samples") -> dict[int, list[int]]:
+        """By row, the tokens that grammars force behind the sampled ones; they are computed with the next step."""
+        found: dict[int, list[int]] = {}
+        for i, slot, position, epoch in zip(
+            samples.rows, samples.slots.tolist(), samples.positions.tolist(), samples.epochs.tolist(), strict=True
+        ):
+            if self._epochs[slot] == epoch:
+                forced = self._sampling.take_forced(
+                    slot, min(MAX_FORCED_TOKENS, self.config.max_model_len - position - 1)
+                )
+                if forced:
+                    self._token_ids[slot, position + 1 : position + 1 + len(forced)] = forced
+                    found[i] = forced
+        return found
 
     def _remember(self, samples: "Samples", token_ids: IntArray) -> None:
         """Store tokens of slots that still belong to the request that was sampled."""

@@ -120,6 +120,26 @@ class SamplingState:
             for slot, token in zip(slots, token_ids, strict=True):
                 self._edit_token(slot, (token,))
 
+    def take_forced(self, slot: int, limit: int) -> list[int]:
+        """Append the tokens that the grammar of the slot's request leaves no choice about, at most `limit`, and give
+        them; none if their logits are wanted, or something else has a say in them."""
+        edits = self._edits.get(slot)
+        if edits is None or edits.constraint is None or slot in self._logprobs:
+            return []
+        if len(edits.bias_tokens) or edits.bad_words or edits.processors:
+            return []
+        forced = edits.constraint.take_forced(len(edits.outputs), limit)
+        edits.outputs.extend(forced)
+        if edits.penalties is not None:
+            edits.penalties.count(forced)
+        self._num_tokens[slot] += len(forced)
+        return forced
+
+    @property
+    def has_grammars(self) -> bool:
+        """True if the request in any slot keeps to a grammar."""
+        return any(edits.constraint is not None for edits in self._edits.values())
+
     def num_tokens(self, slot: int) -> int:
         """Tokens of prompt and output that are known."""
         return self._num_tokens[slot]

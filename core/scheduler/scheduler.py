@@ -337,7 +337,7 @@ class Scheduler:
             return self.take_deltas()
         self.block_manager.step_done(plan.step)
         deltas = self._deltas
-        logprobs, prompt_logprobs = result.logprobs, result.prompt_logprobs
+        logprobs, prompt_logprobs, forced = result.logprobs, result.prompt_logprobs, result.forced
         for index, (row, request, token_ids) in enumerate(zip(plan.rows, requests, result.token_ids, strict=True)):
             if request.epoch != row.epoch:  # preempted, aborted or finished meanwhile
                 continue
@@ -350,6 +350,8 @@ class Scheduler:
                 assert 0 < count <= row.num_draft_tokens + 1, f"{request.request_id}: {count} tokens sampled"
                 request.num_pending_tokens -= 1 + row.num_draft_tokens
                 request.num_computed_tokens -= 1 + row.num_draft_tokens - count
+                if index in forced:
+                    token_ids = [*token_ids, *forced[index]]
                 for taken, token_id in enumerate(token_ids, 1):
                     reason = request.append(token_id)
                     if reason is not None:

@@ -12,6 +12,8 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import msgspec
 
@@ -49,12 +51,22 @@ _MAX_FAILED_STEPS = 10
 """Steps in a row that raise something unexpected before the process gives up and leaves it to the front."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What took long about a completion has been done: it can be added now."""
+
+    add: Add
+
+
 class EngineProcess:
-    """Owns the engine and its side of the socket. A thread reads; the main thread steps and writes."""
+    """Owns the engine and its side of the socket. A thread reads; the main thread steps and writes; another one
+    compiles grammars, so that no step waits for one."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToEngine | Prepared | None] = queue.SimpleQueue()
+        self._compiling: set[str] = set()
+        self._grammars = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._num_failed = 0
         self._tracer: StepTracer | None = None
 
@@ -75,6 +87,7 @@ class EngineProcess:
         try:
             self._serve(built)
         finally:
+            self._grammars.shutdown(wait=False, cancel_futures=True)
             built.engine.close()
             built.device.close()
 
@@ -87,17 +100,7 @@ class EngineProcess:
             for command in commands:
                 if command is None or isinstance(command, Stop):
                     return
-                if isinstance(command, Abort):
-                    for request_id in command.request_ids:
-                        engine.abort(request_id)
-                elif isinstance(command, Watch):
-                    self._tracer = StepTracer(engine) if command.is_on else None
-                elif isinstance(command, Add):
-                    refusal = _add(built, command)
-                    if refusal is None:
-                        accepted.append(command.request_id)
-                    else:
-                        outputs.append(refusal)
+                self._handle(built, command, accepted, outputs)
             if accepted and engine.has_unfinished():
                 # A step may take long; the headers of an answer need not wait for it.
                 self._send(StepFrame(outputs=outputs, accepted=accepted, stats=_stats(built)))
@@ -107,6 +110,51 @@ class EngineProcess:
                 outputs += self._step(built)
             trace = None if self._tracer is None else self._tracer.trace(time.monotonic() - started_s)
             self._send(StepFrame(outputs=outputs, accepted=accepted, stats=_stats(built), trace=trace))
+
+    def _handle(
+        self, built: Built, command: "ToEngine | Prepared", accepted: list[str], outputs: list[Output]
+    ) -> None:
+        """Do what the front wants; ids that were accepted, and refusals, go into the lists."""
+        if isinstance(command, Abort):
+            for request_id in command.request_ids:
+                self._compiling.discard(request_id)
+                built.engine.abort(request_id)
+        elif isinstance(command, Watch):
+            self._tracer = StepTracer(built.engine) if command.is_on else None
+        elif isinstance(command, Prepared):
+            if command.add.request_id in self._compiling:  # else it was aborted meanwhile
+                self._compiling.discard(command.add.request_id)
+                self._add(built, command.add, accepted, outputs)
+        elif isinstance(command, Add) and not self._prepares(built, command):
+            self._add(built, command, accepted, outputs)
+
+    def _add(self, built: Built, command: Add, accepted: list[str], outputs: list[Output]) -> None:
+        refusal = _add(built, command)
+        if refusal is None:
+            accepted.append(command.request_id)
+        else:
+            outputs.append(refusal)
+
+    def _prepares(self, built: Built, command: Add) -> bool:
+        """True if a thread has to compile a grammar before the completion can be added; it then comes back."""
+        try:
+            params = params_from_wire(command.sampling_params)
+            if built.engine.is_prepared(params):
+                return False
+        except RequestError:
+            return False  # adding it tells what is wrong
+
+        def compile_grammar() -> None:
+            try:
+                built.engine.prepare(params)
+            except HeadraceError as error:
+                logger.debug("a grammar cannot be compiled: %s", error)  # adding it tells so
+            finally:
+                self._inbox.put(Prepared(command))
+
+        self._compiling.add(command.request_id)
+        self._grammars.submit(compile_grammar)
+        return True
 
     def _step(self, built: Built) -> list[Output]:
         try:
@@ -121,7 +169,7 @@ class EngineProcess:
         self._num_failed = 0
         return [_output(output) for output in outputs if _has_news(output)]
 
-    def _take(self, *, wait: bool) -> list[ToEngine | None]:
+    def _take(self, *, wait: bool) -> list[ToEngine | Prepared | None]:
         """All commands that are there; waits for the first if there is nothing else to do."""
         commands = [self._inbox.get()] if wait else []
         while True:

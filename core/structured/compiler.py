@@ -82,6 +82,11 @@ class GrammarCache:
         self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._lock = threading.Lock()
 
+    def has(self, params: StructuredOutputParams) -> bool:
+        """True if `compile` would not take long."""
+        with self._lock:
+            return _key(params) in self._grammars
+
     def compile(self, params: StructuredOutputParams) -> Grammar:
         """The grammar, compiled unless it is known. Raises RequestError."""
         key = _key(params)

@@ -241,3 +241,58 @@ def test_wrong_parameters(value: Any, message: str) -> None:
         SamplingParams(structured_output=value)
     right = SamplingParams(structured_output={"kind": "choice", "value": ["a"]})  # type: ignore[arg-type]
     assert right.structured_output == form("choice", ("a",))
+
+
+FORCED: list[Any] = [
+    {"kind": "json_schema", "value": SCHEMAS[1]},
+    {"kind": "choice", "value": ["The quick brown fox jumps over the lazy dog", "The quick red fox sleeps", "No"]},
+    {"kind": "regex", "value": "Dear (fox|dog), the weather of [a-c]{1,2} is fine\\."},
+    {"kind": "grammar", "value": 'start: "{" X "}" | "[" X "]"\nX: /a long text that is always the same: [0-9]/'},
+]
+
+
+@pytest.mark.parametrize("asked", FORCED)
+@pytest.mark.parametrize("more", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7, "frequency_penalty": 1.5}])
+def test_forced_tokens_take_no_step_and_change_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, asked: Any, more: Any
+) -> None:
+    """A step for each token gives the same tokens as steps that skip those which the grammar forces."""
+    steps: list[int] = []
+    submit = llm.built.engine.executor.submit
+
+    def counted(plan: Any) -> Any:
+        steps.append(plan.step)
+        return submit(plan)
+
+    monkeypatch.setattr(llm.built.engine.executor, "submit", counted)
+    params: Any = dict(structured_output=StructuredOutputParams(**asked), max_tokens=40) | more
+    found = []
+    for limit in (0, 256):
+        monkeypatch.setattr("headrace.core.runner.runner.MAX_FORCED_TOKENS", limit)
+        steps.clear()
+        [output] = llm.generate("The dog", SamplingParams(**params))
+        found.append(([(o.token_ids, o.text, o.finish_reason) for o in output.outputs], len(steps)))
+    assert found[0][0] == found[1][0]
+    num_tokens = len(found[0][0][0][0])
+    assert found[0][1] == num_tokens
+    assert found[1][1] < num_tokens * (0.9 if asked["kind"] == "json_schema" else 0.6)
+
+
+def test_forced_tokens_end_where_a_request_says(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "The quick brown fox jumps over the lazy dog"
+    params: list[Any] = [
+        dict(max_tokens=5),
+        dict(stop=["fox"]),
+        dict(logprobs=1),
+        dict(logit_bias={"5": 100.0}),
+        dict(stop_token_ids=[llm.tokenizer.encode(" fox", add_special_tokens=False)[-1]]),
+        dict(ignore_eos=True),
+    ]
+    for more in params:
+        both = []
+        for limit in (256, 0):
+            monkeypatch.setattr("headrace.core.runner.runner.MAX_FORCED_TOKENS", limit)
+            output = one(llm, structured_output=form("choice", [text]), temperature=0, **more)
+            both.append((output.token_ids, output.text, output.finish_reason, output.stop_reason))
+            assert len(output.logprobs or output.token_ids) == len(output.token_ids)
+        assert both[0] == both[1], more
