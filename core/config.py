@@ -132,6 +132,7 @@ class ServerConfig:
     max_stored_bytes: int = option(64 * 1024**2, "bytes that these responses may take, counted as JSON")
     ping_interval_s: int = option(30, "seconds without a token after which a stream gets a comment")
     stall_timeout_s: int = option(120, "seconds without a step after which a busy engine counts as stalled")
+    stall_restart_s: int = option(300, "seconds without a step after which a busy engine's process is replaced")
     send_timeout_s: int = option(60, "seconds after which a client that reads nothing is given up")
 
     def __post_init__(self) -> None:
@@ -141,7 +142,7 @@ class ServerConfig:
             _check_auto_or_positive(name, getattr(self, name))
         for name in ("max_stored_responses", "max_stored_bytes"):
             _check_auto_or_positive(name, getattr(self, name))
-        for name in ("ping_interval_s", "stall_timeout_s", "send_timeout_s"):
+        for name in ("ping_interval_s", "stall_timeout_s", "stall_restart_s", "send_timeout_s"):
             _check_auto_or_positive(name, getattr(self, name))
         if self.drain_timeout_s < 0:
             raise ConfigError(f"drain_timeout_s must be 0 or more, got {self.drain_timeout_s}")

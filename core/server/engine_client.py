@@ -54,6 +54,8 @@ class EngineClient:
         self._num_failed_starts = 0
         self._last_step_s = time.monotonic()
         self._restarting: asyncio.Task[None] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._stalled: EngineLink | None = None  # whose process was killed, as it made no step
         self.failed = asyncio.Event()
         self.on_trace: Callable[[StepTrace], None] | None = None
         """gets the steps while they are watched"""
@@ -72,6 +74,7 @@ class EngineClient:
     async def start(self) -> Ready:
         """Start the process and wait until the engine is loaded. Raises the error that the engine failed with."""
         self._ready = asyncio.get_running_loop().create_future()
+        self._watch_steps()
         await self._link.start(self._options)
         return await self._ready
 
@@ -80,6 +83,8 @@ class EngineClient:
         self.state = "stopped"
         if self._restarting is not None:
             self._restarting.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         self.fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
         await self._link.stop(_STOP_TIMEOUT_S)
 
@@ -125,6 +130,15 @@ class EngineClient:
         if self.state != "ready" or not self._in_engine:
             return 0.0
         return time.monotonic() - self._last_step_s
+
+    def _watch_steps(self) -> None:
+        """Kill a process that is busy and makes no step; what follows is as after a crash."""
+        limit_s, stalled_s = self.config.server.stall_restart_s, self.stalled_s()
+        if stalled_s >= limit_s and self._stalled is not self._link:
+            self._stalled = self._link
+            logger.error("the engine is stalled", extra={"fields": {"seconds": round(stalled_s, 1), "pid": self.pid}})
+            self._link.end_process()
+        self._watch = asyncio.get_running_loop().call_later(min(1.0, limit_s / 4), self._watch_steps)
 
     # ---- work to the engine -----------------------------------------------------------------------------------
     def _dispatch(self) -> None:
@@ -227,6 +241,9 @@ class EngineClient:
     async def _restart(self, lost: EngineLink, culprit: Completion | None, num_in_engine: int) -> None:
         """Start another process; the requests follow when it is ready."""
         how = await lost.exit_status()
+        if lost is self._stalled:
+            how = f"no step for {self.config.server.stall_restart_s} s, then {how}"
+            self._stalled = None
         if self._ready is not None and not self._ready.done():
             reason = f"the engine process ended while it loaded the model ({how})"
             self._ready.set_exception(HeadraceError(reason, remedies=["HEADRACE_DEBUG=1", "--device reference"]))

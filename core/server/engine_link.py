@@ -71,6 +71,11 @@ class EngineLink(asyncio.Protocol):
                         await asyncio.sleep(0.01)
         self.kill()
 
+    def end_process(self) -> None:
+        """Kill the process, which on_lost will tell as if it had died by itself."""
+        assert self._process is not None
+        self._process.kill()
+
     def kill(self) -> None:
         """End the process at once."""
         self._is_closed = True

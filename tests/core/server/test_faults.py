@@ -117,6 +117,35 @@ def test_a_request_that_kills_engines_fails_alone(moody_server: LiveServer, llm:
     assert moody_server.post("/v1/completions", {"prompt": "still here"}).status_code == 200
 
 
+def test_streams_go_on_when_the_engine_hangs(model_folder: Path, moody: dict[str, str], llm: LLM) -> None:
+    """SIGSTOP: the process is there, its socket too, and it makes no step."""
+    params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+    wanted = expected(llm, PROMPTS[:4], [params] * 4)
+    env = {**moody, "HEADRACE_LOAD_FORMAT": "dummy", "HEADRACE_KV_MEMORY": "32MiB"}
+    env |= {"HEADRACE_STALL_TIMEOUT_S": "1", "HEADRACE_STALL_RESTART_S": "2"}
+    with LiveServer(model_folder, env=env, device="moody") as server:
+        pid = server.engine.pid
+
+        async def run() -> list[str]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+                body = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
+                started = [asyncio.Event() for _ in wanted]
+                streams = [
+                    asyncio.ensure_future(stream(client, {"prompt": prompt, **body}, event))
+                    for prompt, event in zip(PROMPTS, started, strict=False)
+                ]
+                for event in started:
+                    await event.wait()
+                server.engine.suspend()
+                return await asyncio.gather(*streams)
+
+        assert asyncio.run(run()) == wanted
+        assert server.engine.pid != pid
+        assert server.metric("headrace_engine_restarts_total") >= 1
+        assert httpx.get(f"{server.url}/readyz").status_code == 200
+        server.wait_idle()
+
+
 def test_a_step_that_fails_costs_one_request(moody_server: LiveServer, llm: LLM) -> None:
     bad = moody_server.post("/v1/completions", {"prompt": FAILING, "max_tokens": 5})
     assert bad.status_code == 500
