@@ -180,7 +180,7 @@ struct Rows {
             softmax[i] = {args.scale * kLog2E, args.scale, args.softcap, slope,
                           static_cast<int32_t>(start - position(r + i)), 0, 0};
             weigh<kDot>(work.scores + i * kSegment, work.weights + i * (kDot ? kSegment / 2 : kSegment), begin[i],
-                        end[i], low / kLanes * kLanes, (high + kLanes - 1) / kLanes * kLanes, &softmax[i]);
+                        end[i], low / kStride * kStride, (high + kStride - 1) / kStride * kStride, &softmax[i]);
         }
         constexpr int kWide = kRows <= 4 ? 2 * kTileWidth : kTileWidth;
         int64_t d = 0;

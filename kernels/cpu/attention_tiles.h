@@ -25,11 +25,49 @@ constexpr bool uses_dot() {
 #endif
 }
 
+template <bool which, class A, class B>
+struct Choose {
+    using Type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+    using Type = B;
+};
+
 // Positions whose values lie side by side.
 template <class C>
 constexpr int positions_in_a_row() {
     return __is_same(C, bf16) ? 2 : 1;
 }
+
+// acc + the products of a vector with a word: two bf16 in each lane with a dot product, one float without.
+template <bool kDot, class Vector>
+INLINE V mac(V acc, Vector a, uint32_t word) {
+#ifdef HEADRACE_HAS_DOT
+    if constexpr (kDot) return dot_bf16(acc, a, splat_word(word));
+    else
+#endif
+        return fma(a, splat(bits_as<float>(word)), acc);
+}
+
+// kWidth vectors of a panel as `mac` takes them; without a dot product, pairs of bf16 are two parts.
+template <bool kDot, class C, int kWidth>
+struct Vectors {
+    static constexpr int kParts = kDot ? 1 : positions_in_a_row<C>();
+    typename Choose<kDot, I, V>::Type parts[kParts][kWidth];
+
+    INLINE void read(int v, const char *data, [[maybe_unused]] uint32_t mask) {
+        if constexpr (kDot) {
+            parts[0][v] = load<I>(data) & splat_word(mask);
+        } else if constexpr (kParts == 2) {
+            const I both = load<I>(data) & splat_word(mask);
+            parts[0][v] = bits_as<V>(both << 16);
+            parts[1][v] = bits_as<V>(both & splat_word(0xFFFF0000));
+        } else {
+            parts[0][v] = load_as_float(reinterpret_cast<const C *>(data));
+        }
+    }
+};
 
 // Queries and weights: pairs of bf16 in words with a dot product, floats without.
 
@@ -37,44 +75,23 @@ constexpr int positions_in_a_row() {
 template <bool kDot, class C, int kRows>
 INLINE void score_panels(const uint32_t *query, int64_t stride, const char *const *panels, int64_t head_dim,
                          float *scores) {
-    V acc[kRows][kTilePanels * kVecs] = {};
-    const auto add = [&](int r, int p, int v, auto key, uint32_t word) INLINE_LAMBDA {
-        V &sum = acc[r][p * kVecs + v];
-        if constexpr (kDot) {
-#ifdef HEADRACE_HAS_DOT
-            sum = dot_bf16(sum, key, splat_word(word));
-#endif
-        } else {
-            sum = fma(key, splat(bits_as<float>(word)), sum);
-        }
-    };
-    if constexpr (kDot) {
-        for (int64_t d = 0; d < (head_dim + 1) / 2; ++d)
-            for (int p = 0; p < kTilePanels; ++p)
-                for (int v = 0; v < kVecs; ++v) {
-                    const I key = load<I>(panels[p] + (d * kKeyPanel + v * kLanes) * 4);
-                    for (int r = 0; r < kRows; ++r) add(r, p, v, key, query[r * stride + d]);
-                }
-    } else if constexpr (__is_same(C, bf16)) {
-        for (int64_t d = 0; d < head_dim; d += 2)
-            for (int p = 0; p < kTilePanels; ++p)
-                for (int v = 0; v < kVecs; ++v) {
-                    const I both = load<I>(panels[p] + (d / 2 * kKeyPanel + v * kLanes) * 4);
-                    for (int r = 0; r < kRows; ++r) {
-                        add(r, p, v, bits_as<V>(both << 16), query[r * stride + d]);
-                        add(r, p, v, bits_as<V>(both & splat_word(0xFFFF0000)), query[r * stride + d + 1]);
-                    }
-                }
-    } else {
-        for (int64_t d = 0; d < head_dim; ++d)
-            for (int p = 0; p < kTilePanels; ++p)
-                for (int v = 0; v < kVecs; ++v) {
-                    const V key = load_as_float(reinterpret_cast<const C *>(panels[p]) + d * kKeyPanel + v * kLanes);
-                    for (int r = 0; r < kRows; ++r) add(r, p, v, key, query[r * stride + d]);
-                }
+    constexpr int kWidth = kTilePanels * kVecs;
+    constexpr int kStep = Vectors<kDot, C, kWidth>::kParts;  // words of the query that a row of a panel meets
+    const int64_t steps = (head_dim + positions_in_a_row<C>() - 1) / positions_in_a_row<C>();
+    constexpr int64_t kVectorBytes = kLanes * positions_in_a_row<C>() * sizeof(C), kRowBytes = kVecs * kVectorBytes;
+    V acc[kRows][kWidth] = {};
+    for (int64_t d = 0; d < steps; ++d) {
+        // All vectors first, then row by row: the registers hold no more than that beside the sums.
+        Vectors<kDot, C, kWidth> key;
+        for (int v = 0; v < kWidth; ++v)
+            key.read(v, panels[v / kVecs] + d * kRowBytes + v % kVecs * kVectorBytes, ~0u);
+        for (int r = 0; r < kRows; ++r)
+            for (int i = 0; i < kStep; ++i)
+                for (int v = 0; v < kWidth; ++v)
+                    acc[r][v] = mac<kDot>(acc[r][v], key.parts[i][v], query[r * stride + d * kStep + i]);
     }
     for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kTilePanels * kVecs; ++v) store(scores + r * kSegment + v * kLanes, acc[r][v]);
+        for (int v = 0; v < kWidth; ++v) store(scores + r * kSegment + v * kLanes, acc[r][v]);
 }
 
 // What a softmax needs to know of a row.
@@ -88,13 +105,12 @@ struct Softmax {
 
 constexpr float kLog2E = 0x1.715476p+0f;
 
-// Scores of a row to weights. It sees [begin, end); [low, high), multiples of kLanes, is set, the rest of it to zero.
+// Positions of a softmax come two vectors at a time, and each of the two has sums of its own.
+constexpr int64_t kStride = 2 * kLanes;
+
+// Scores of a row to weights. It sees [begin, end); [low, high), multiples of kStride, is set, the rest of it to zero.
 template <bool kDot>
 INLINE void weigh(float *scores, uint32_t *weights, int64_t begin, int64_t end, int64_t low, int64_t high, Softmax *row) {
-    const V none = splat(-__builtin_inff());
-    I lane;
-    for (int i = 0; i < kLanes; ++i) lane[i] = i;
-    const int64_t first = begin / kLanes * kLanes, last = (end + kLanes - 1) / kLanes * kLanes;
     const auto put = [&](int64_t j, V weight) INLINE_LAMBDA {
         if constexpr (kDot)
             store_from_float(reinterpret_cast<bf16 *>(weights) + j, weight);
@@ -106,6 +122,9 @@ INLINE void weigh(float *scores, uint32_t *weights, int64_t begin, int64_t end, 
         for (int64_t j = low; j < high; j += kLanes) put(j, V{});
         return;
     }
+    const int64_t first = begin / kStride * kStride, last = (end + kStride - 1) / kStride * kStride;
+    I lane;
+    for (int i = 0; i < kLanes; ++i) lane[i] = i;
     float scale = row->scale;
     if (row->softcap != 0 || row->slope != 0 || scale < 0) {
         const V cap = splat(row->softcap);
@@ -117,26 +136,29 @@ INLINE void weigh(float *scores, uint32_t *weights, int64_t begin, int64_t end, 
         }
         scale = kLog2E;
     }
-    const auto hide = [&](int64_t j) INLINE_LAMBDA {
-        const I index = lane + static_cast<int32_t>(j);
-        const I hidden = (index < static_cast<int32_t>(begin)) | (index >= static_cast<int32_t>(end));
-        store(scores + j, hidden ? none : load<V>(scores + j));
+    const auto hide = [&](int64_t from) INLINE_LAMBDA {
+        for (int64_t j = from; j < from + kStride; j += kLanes) {
+            const I index = lane + static_cast<int32_t>(j);
+            const I hidden = (index < static_cast<int32_t>(begin)) | (index >= static_cast<int32_t>(end));
+            store(scores + j, hidden ? splat(-__builtin_inff()) : load<V>(scores + j));
+        }
     };
-    hide(first);
-    hide(last - kLanes);
-    V top = none;
-    for (int64_t j = first; j < last; j += kLanes) top = max(load<V>(scores + j), top);
-    row->highest = highest(top) * scale;
+    if (begin != first) hide(first);
+    if (end != last) hide(last - kStride);
+    V top[2] = {splat(-__builtin_inff()), splat(-__builtin_inff())}, total[2] = {};
+    for (int64_t j = first; j < last; j += kStride)
+        for (int i = 0; i < 2; ++i) top[i] = max(load<V>(scores + j + i * kLanes), top[i]);
+    row->highest = highest(max(top[0], top[1])) * scale;
     const V factor = splat(scale), shift = splat(-row->highest);
-    V total = {};
     for (int64_t j = low; j < first; j += kLanes) put(j, V{});
-    for (int64_t j = first; j < last; j += kLanes) {
-        const V weight = exp2(fma(load<V>(scores + j), factor, shift));
-        put(j, weight);
-        total = total + weight;
-    }
+    for (int64_t j = first; j < last; j += kStride)
+        for (int i = 0; i < 2; ++i) {
+            const V weight = exp2(fma(load<V>(scores + j + i * kLanes), factor, shift));
+            put(j + i * kLanes, weight);
+            total[i] = total[i] + weight;
+        }
     for (int64_t j = last; j < high; j += kLanes) put(j, V{});
-    row->weight = sum(total);
+    row->weight = sum(total[0] + total[1]);
 }
 
 // sums[r] = weights[r][j] * value j over j in [begin, end) of a segment, in ascending order, from vector `d` on.
@@ -147,28 +169,13 @@ INLINE void add_values(const uint32_t *weights, const char *const *panels, int64
     constexpr int64_t kWeights = kDot ? kSegment / 2 : kSegment;  // words of a row
     V acc[kRows][kWidth] = {};
     // Values of kStep positions from j on; `mask` clears those that nobody may see.
-    const auto add = [&](const char *values, int64_t j, [[maybe_unused]] uint32_t mask) INLINE_LAMBDA {
-        for (int v = 0; v < kWidth; ++v) {
-            if constexpr (kStep == 2) {
-                const I both = load<I>(values + v * kLanes * 4) & splat_word(mask);
-                for (int r = 0; r < kRows; ++r) {
-                    const uint32_t *weight = weights + r * kWeights;
-                    if constexpr (kDot) {
-#ifdef HEADRACE_HAS_DOT
-                        acc[r][v] = dot_bf16(acc[r][v], both, splat_word(weight[j / 2]));
-#endif
-                    } else {
-                        acc[r][v] = fma(splat(bits_as<float>(weight[j])), bits_as<V>(both << 16), acc[r][v]);
-                        acc[r][v] = fma(splat(bits_as<float>(weight[j + 1])),
-                                        bits_as<V>(both & splat_word(0xFFFF0000)), acc[r][v]);
-                    }
-                }
-            } else {
-                const V value = load_as_float(reinterpret_cast<const C *>(values) + v * kLanes);
-                for (int r = 0; r < kRows; ++r)
-                    acc[r][v] = fma(splat(bits_as<float>(weights[r * kWeights + j])), value, acc[r][v]);
-            }
-        }
+    const auto add = [&](const char *data, int64_t j, uint32_t mask) INLINE_LAMBDA {
+        Vectors<kDot, C, kWidth> value;
+        for (int v = 0; v < kWidth; ++v) value.read(v, data + v * kLanes * kStep * static_cast<int>(sizeof(C)), mask);
+        for (int r = 0; r < kRows; ++r)
+            for (int i = 0; i < value.kParts; ++i)
+                for (int v = 0; v < kWidth; ++v)
+                    acc[r][v] = mac<kDot>(acc[r][v], value.parts[i][v], weights[r * kWeights + (kDot ? j / 2 : j + i)]);
     };
     const int64_t row_bytes = stride * kStep * static_cast<int64_t>(sizeof(C));
     const int64_t whole = end / kStep * kStep;
