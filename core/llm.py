@@ -17,6 +17,7 @@ from .pooling.tasks import PoolingRequest, TextInput
 from .sampling.params import SamplingParams
 from .stages import FloatArray, RequestOutput
 from .text.chat import ChatTemplate
+from .text.seq2seq import PreparedPrompt, prepare_seq2seq
 from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,15 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
-Prompt = str | TokensPrompt
+class EncoderDecoderPrompt(TypedDict, total=False):
+    """Both prompts of an encoder-decoder model; the decoder's may be left to the model."""
+
+    encoder_prompt: str | TokensPrompt
+    decoder_prompt: str | TokensPrompt | None
+
+
+Prompt = str | TokensPrompt | EncoderDecoderPrompt
+"""An encoder-decoder model's encoder reads a plain prompt, and its decoder begins as the checkpoint says."""
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...} as in the OpenAI API."""
 
@@ -142,10 +151,10 @@ class LLM:
         Leaving the loop early aborts the request.
         """
         if isinstance(prompt, (str, Mapping)):
-            text, tokens = self._tokens(prompt)
+            prepared = self._tokens(prompt)
         else:
-            text, tokens = self._chat_tokens(prompt)
-        request_id = self._add(text, tokens, sampling_params or self.default_sampling_params)
+            prepared = self._chat_tokens(prompt)
+        request_id = self._add(prepared, sampling_params or self.default_sampling_params)
         return self._follow(request_id)
 
     def embed(
@@ -219,32 +228,36 @@ class LLM:
         self.close()
 
     # ---- how ----------------------------------------------------------------------------------------------
-    def _tokens(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+    def _tokens(self, prompt: Prompt) -> PreparedPrompt:
+        start = self.built.defaults.decoder_start
+        if start is not None:
+            return prepare_seq2seq(prompt, start, self.built.tokenizer)
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
-        if "prompt_token_ids" not in prompt:
+            return PreparedPrompt(text=prompt, token_ids=self.tokenizer.encode(prompt))
+        token_ids: Any = prompt.get("prompt_token_ids")
+        if token_ids is None:
             raise RequestError(f"a prompt is text or has prompt_token_ids, got the keys {', '.join(prompt)}")
-        return None, list(prompt["prompt_token_ids"])
+        return PreparedPrompt(token_ids=list(token_ids))
 
-    def _chat_tokens(self, messages: Sequence[Message], **template_options: Any) -> tuple[str | None, list[int]]:
+    def _chat_tokens(self, messages: Sequence[Message], **template_options: Any) -> PreparedPrompt:
         text = self.render_chat(messages, **template_options)
-        return text, self.tokenizer.encode(text, add_special_tokens=False)
+        return PreparedPrompt(text=text, token_ids=self.tokenizer.encode(text, add_special_tokens=False))
 
     def _run(
         self,
         many: Sequence[Any],
-        tokenize: Callable[[Any], tuple[str | None, list[int]]],
+        tokenize: Callable[[Any], PreparedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | int = 0,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
         params = _one_each(sampling_params or self.default_sampling_params, len(many), "sampling_params")
         priorities = _one_each(priority, len(many), "priority")
-        prompts: list[tuple[str | None, list[int]]] = []
+        prompts: list[PreparedPrompt] = []
         for index, (each, wanted) in enumerate(zip(many, params, strict=True)):
             try:
                 prompts.append(tokenize(each))
-                self._engine.validate(prompts[-1][1], wanted)
+                self._engine.validate(prompts[-1].token_ids, wanted, prompts[-1].encoder)
             except RequestError as error:
                 if len(many) == 1:
                     raise
@@ -254,8 +267,8 @@ class LLM:
         mine: set[str] = set()
         finished: dict[str, RequestOutput] = {}
         try:
-            for (text, tokens), each, rank in zip(prompts, params, priorities, strict=True):
-                ids.append(self._add(text, tokens, each, rank, cache_salt, final_only=True))
+            for prompt, each, rank in zip(prompts, params, priorities, strict=True):
+                ids.append(self._add(prompt, each, rank, cache_salt, final_only=True))
             mine.update(ids)
             while len(finished) < len(ids):
                 for request_id in self._step():
@@ -331,8 +344,7 @@ class LLM:
 
     def _add(
         self,
-        text: str | None,
-        tokens: list[int],
+        prompt: PreparedPrompt,
         params: SamplingParams,
         priority: int = 0,
         cache_salt: str = "",
@@ -342,12 +354,14 @@ class LLM:
         request_id = str(next(self._ids))
         self._engine.add(
             request_id,
-            tokens,
+            prompt.token_ids,
             params,
-            prompt=text,
+            prompt=prompt.text,
             priority=priority,
             cache_salt=cache_salt,
             final_only=final_only,
+            encoder=prompt.encoder,
+            encoder_prompt=prompt.encoder_text,
         )
         return request_id
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from .models.spec import ModelSpec, Pooling
 from .sampling.params import SamplingParams
@@ -36,6 +37,11 @@ class EncoderInput:
             return len(self.token_ids)
         return len(self.features) // math.prod(convolution.stride for convolution in encoder.convolutions)
 
+    def digest(self) -> bytes:
+        """16 bytes that name the content."""
+        data = np.asarray(self.token_ids, np.int32) if self.features is None else np.ascontiguousarray(self.features)
+        return xxhash.xxh3_128_digest(data.dtype.char.encode() + data.tobytes())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
@@ -52,6 +58,8 @@ class EngineRequest:
     pooling: Pooling | None = None  # engine; ask for a vector (sampling_params then has max_tokens 0)
     token_types: Sequence[int] = ()  # llm / server (tokenizer); by token, empty: all 0
     in_one_step: bool = False  # engine; all of the prompt must be computed in the same step
+    encoder: EncoderInput | None = None  # llm / server; the other input, of an encoder-decoder model
+    num_encoder_tokens: int = 0  # engine; positions that the encoder makes of it
 
 
 # ---- scheduler -> executor -> runner ----------------------------------------------------------------------
@@ -71,6 +79,8 @@ class NewRequest:
     bad_word_ids: Sequence[Sequence[int]] = ()  # llm / server (tokenizer); copied by the scheduler
     pooling: Pooling | None = None  # engine; copied by the scheduler
     token_types: Sequence[int] = ()  # llm / server (tokenizer); copied by the scheduler
+    encoder: EncoderInput | None = None  # scheduler; what the encoder must read in this step
+    num_encoder_tokens: int = 0  # engine; copied by the scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,3 +346,5 @@ class RequestOutput:
     timings: RequestTimings | None = None  # engine
     pooled: FloatArray | None = None  # runner; [n], of a request for a vector, which has no text
     error: str = ""  # scheduler; why a finish_reason is "error"
+    encoder_prompt: str | None = None  # llm; the text that the encoder read
+    encoder_prompt_token_ids: list[int] | None = None  # llm

@@ -62,6 +62,8 @@ def _print(plan: "MemoryPlan", bandwidth: int | None) -> None:
         per_block = f"{format_bytes(group.block_bytes)} a block of {plan.block_size}; {group.num_blocks} blocks"
         if group.kind == "state":
             what, size, per_block = "state", group.block_bytes, f"room for {group.num_blocks}, checkpoints included"
+        elif group.kind == "cross":
+            what, size = "KV per encoder token", group.token_bytes
         else:
             what, size = f"KV per token, {group.kind}", group.token_bytes
         rows.append([what, format_bytes(size), f"{group.num_layers} layers{window}; {per_block}"])

@@ -141,6 +141,7 @@ def model_bytes(
         looked_up.append("embed_tokens.weight")
     if model.gguf is None or config.model.dtype != "auto" or config.model.quantize != "none":
         sizes = param_bytes(model.spec, dtype, config.model.quantize, caps, packed_bytes)
+        looked_up += [name for name in sizes if name.startswith("encoder.")]  # read once a request
     else:
         infos = (model.gguf.info(name) for name in model.gguf.names())
         sizes = stored_bytes(infos, dtype, caps, packed_bytes)
@@ -223,7 +224,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         load_s = time.monotonic() - started_s
         processors = _processors(plugins)
         ends = tokenizer.end_token_ids if tokenizer is not None else ()
-        defaults = generation_defaults(model.folder, model.config, ends)
+        defaults = generation_defaults(model.folder, model.config, ends, has_encoder=model.spec.encoder is not None)
         grammars = load_grammars(plugins, tokenizer, model.spec.vocab_size, defaults.eos_token_ids)
         executor = InProcessExecutor(
             build_model_runner(
@@ -263,6 +264,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 max_model_len=capacity.max_model_len,
                 pooling=model.spec.pooler.kind if model.spec.pooler is not None else None,
                 in_one_step=computes_in_one_step(model.spec),
+                encoder=model.spec.encoder,
             ),
             clock=clock,
             grammars=grammars,

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from ..clock import Clock
 from ..errors import RequestError
-from ..models.spec import Pooling
+from ..models.spec import ModelSpec, Pooling
 from ..sampling.params import SamplingParams
 from ..sampling.validate import ProcessorFactories, validate_params
 from ..scheduler.scheduler import Scheduler
-from ..stages import EngineRequest, Plan, RequestOutput
+from ..stages import EncoderInput, EngineRequest, Plan, RequestOutput
 from ..structured.compiler import GrammarCache
 from ..text.bad_words import bad_word_ids
 from ..text.tokenizer import Tokenizer
@@ -31,6 +31,8 @@ class EngineLimits:
     """the model makes vectors in this way, and no text"""
     in_one_step: bool = False
     """a prompt must be computed in one step"""
+    encoder: ModelSpec | None = None
+    """reads another input, which every request brings"""
 
 
 class Engine:
@@ -62,11 +64,17 @@ class Engine:
         self._outputs = OutputProcessor(tokenizer)
         self._children: dict[str, list[str]] = {}
 
-    def validate(self, prompt_token_ids: Sequence[int], sampling_params: SamplingParams) -> None:
+    def validate(
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling_params: SamplingParams,
+        encoder: EncoderInput | None = None,
+    ) -> None:
         """Raise RequestError if `add` would refuse the request."""
         limits = self.limits
         if limits.pooling is not None:
             raise RequestError("this model makes vectors, not text", code="not_supported")
+        check_encoder_input(encoder, limits)
         check_prompt(prompt_token_ids, sampling_params, limits)
         validate_params(
             sampling_params,
@@ -100,16 +108,19 @@ class Engine:
         final_only: bool = False,
         deltas: bool = False,
         output_token_ids: Sequence[int] = (),
+        encoder: EncoderInput | None = None,
+        encoder_prompt: str | None = None,
     ) -> None:
         """Queue a request. final_only: `step` returns it once, when it is finished. deltas: each output holds only
         what is new (text, token_ids, logprobs). output_token_ids: what an engine that crashed had generated for it
-        (n = 1); outputs go on behind that.
+        (n = 1); outputs go on behind that. encoder: the other input of an encoder-decoder model, encoder_prompt the
+        text that it was.
 
         Raises RequestError if it is invalid or its id is in use.
         """
         if request_id in self._children:
             raise RequestError(f"request id {request_id!r} is in use")
-        self.validate(prompt_token_ids, sampling_params)
+        self.validate(prompt_token_ids, sampling_params, encoder)
         arrival_s = self.clock.now_s()
         child_ids = (
             [request_id] if sampling_params.n == 1 else [f"{request_id}/{i}" for i in range(sampling_params.n)]
@@ -128,8 +139,13 @@ class Engine:
             final_only=final_only,
             deltas=deltas,
             output_token_ids=output_token_ids,
+            encoder=encoder,
+            encoder_prompt=encoder_prompt,
         )
         self._children[request_id] = child_ids
+        num_encoder_tokens = 0
+        if encoder is not None and self.limits.encoder is not None:
+            num_encoder_tokens = encoder.num_tokens(self.limits.encoder)
         for index, child_id in enumerate(child_ids):
             self.scheduler.add(
                 EngineRequest(
@@ -141,6 +157,8 @@ class Engine:
                     cache_salt=cache_salt,
                     bad_word_ids=banned,
                     output_token_ids=output_token_ids,
+                    encoder=encoder,
+                    num_encoder_tokens=num_encoder_tokens,
                 )
             )
 
@@ -242,6 +260,30 @@ def check_prompt(prompt_token_ids: Sequence[int], sampling_params: SamplingParam
     if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= limits.vocab_size:
         wrong = next(token for token in prompt_token_ids if not 0 <= token < limits.vocab_size)
         raise RequestError(f"token id {wrong} is outside the vocabulary of {limits.vocab_size}")
+
+
+def check_encoder_input(encoder: EncoderInput | None, limits: EngineLimits) -> None:
+    """Raise RequestError for an input that the model's encoder does not take, or that is missing."""
+    spec = limits.encoder
+    if spec is None:
+        if encoder is not None:
+            raise RequestError("this model has no encoder: it takes one prompt", code="not_supported")
+        return
+    what, count = ("frames", spec.num_features) if spec.num_features else ("tokens", 0)
+    if encoder is None or (encoder.features is None) == bool(count) or not encoder.num_tokens(spec):
+        raise RequestError(f"the encoder of this model needs {what} to read", code="empty_prompt")
+    if encoder.features is not None and encoder.features.shape[1:] != (count,):
+        raise RequestError(f"the encoder of this model reads frames of {count} numbers")
+    length, most = encoder.num_tokens(spec), spec.max_position_embeddings
+    if length > most:
+        raise RequestError(
+            f"the encoder's prompt has {length} tokens, and {most} is what the encoder reads",
+            code="context_length_exceeded",
+            remedies=[f"a prompt of at most {most} tokens"],
+        )
+    wrong = next((token for token in encoder.token_ids if not 0 <= token < spec.vocab_size), None)
+    if wrong is not None:
+        raise RequestError(f"token id {wrong} is outside the vocabulary of {spec.vocab_size}")
 
 
 def _child_params(params: SamplingParams, index: int) -> SamplingParams:

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ModelError
 from ..models.config import HFConfig
 from ..sampling.params import SamplingParams
+from ..text.seq2seq import DecoderStart, read_decoder_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,22 +18,28 @@ class GenerationDefaults:
 
     sampling_params: SamplingParams
     eos_token_ids: tuple[int, ...]
+    decoder_start: DecoderStart | None = None
+    """how the decoder of an encoder-decoder model begins"""
 
 
-def generation_defaults(folder: Path | None, config: HFConfig, end_token_ids: Sequence[int]) -> GenerationDefaults:
+def generation_defaults(
+    folder: Path | None, config: HFConfig, end_token_ids: Sequence[int], *, has_encoder: bool = False
+) -> GenerationDefaults:
     """Read generation_config.json beside the weights. Without one, generation is greedy.
 
     The end-of-sequence ids of generation config, config and tokenizer are taken together: chat models end a turn
     with another token than a document.
     """
-    data = _read(folder)
+    data = read_generation_config(folder)
     ids: list[int] = []
     for value in (data.get("eos_token_id"), config.get("eos_token_id", None), list(end_token_ids)):
         for token in value if isinstance(value, list) else [value]:
             if isinstance(token, int) and token >= 0 and token not in ids:
                 ids.append(token)
+    start = read_decoder_start(config, data) if has_encoder else None
     if not data.get("do_sample", False):
-        return GenerationDefaults(sampling_params=SamplingParams(temperature=0.0), eos_token_ids=tuple(ids))
+        greedy = SamplingParams(temperature=0.0, logit_bias=_banned(data, config) if start is not None else {})
+        return GenerationDefaults(sampling_params=greedy, eos_token_ids=tuple(ids), decoder_start=start)
     params = SamplingParams(
         temperature=_number(data, "temperature", 1.0),
         top_p=_number(data, "top_p", 1.0),
@@ -40,10 +47,17 @@ def generation_defaults(folder: Path | None, config: HFConfig, end_token_ids: Se
         min_p=_number(data, "min_p", 0.0),
         repetition_penalty=_number(data, "repetition_penalty", 1.0),
     )
-    return GenerationDefaults(sampling_params=params, eos_token_ids=tuple(ids))
+    return GenerationDefaults(sampling_params=params, eos_token_ids=tuple(ids), decoder_start=start)
 
 
-def _read(folder: Path | None) -> Mapping[str, Any]:
+def _banned(data: Mapping[str, Any], config: HFConfig) -> dict[int, float]:
+    """Tokens that never come out, as a bias (bad_words_ids of one token: Marian's padding)."""
+    words = data.get("bad_words_ids") or config.get("bad_words_ids") or []
+    return {word[0]: float("-inf") for word in words if isinstance(word, list) and len(word) == 1}
+
+
+def read_generation_config(folder: Path | None) -> Mapping[str, Any]:
+    """generation_config.json of a folder; empty if there is none. Raises ModelError if it is damaged."""
     path = folder / "generation_config.json" if folder is not None else None
     if path is None or not path.is_file():
         return {}

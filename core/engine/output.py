@@ -7,6 +7,7 @@ from ..sampling.params import SamplingParams
 from ..stages import (
     CompletionOutput,
     Delta,
+    EncoderInput,
     FinishReason,
     FloatArray,
     Logprob,
@@ -48,6 +49,8 @@ class _Group:
     pooled: FloatArray | None = None
     error: str = ""
     gave_prompt: bool = False
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,8 @@ class OutputProcessor:
         final_only: bool = False,
         deltas: bool = False,
         output_token_ids: Sequence[int] = (),
+        encoder: EncoderInput | None = None,
+        encoder_prompt: str | None = None,
     ) -> None:
         """Begin a request with one completion for each child id. final_only: give one output, when it is finished.
         deltas: outputs hold only what is new. output_token_ids: tokens whose text and log probabilities are out."""
@@ -104,6 +109,8 @@ class OutputProcessor:
             arrival_s=arrival_s,
             final_only=final_only,
             deltas=deltas,
+            encoder_prompt=encoder_prompt,
+            encoder_prompt_token_ids=None if encoder is None else list(encoder.token_ids),
         )
         for index, child_id in enumerate(child_ids):
             detokenizer = None
@@ -227,6 +234,8 @@ class OutputProcessor:
             ),
             pooled=group.pooled,
             error=group.error,
+            encoder_prompt=group.encoder_prompt,
+            encoder_prompt_token_ids=group.encoder_prompt_token_ids,
         )
 
     def _gives_prompt_logprobs(self, group: _Group) -> bool:

@@ -5,7 +5,8 @@ How a runner builds its tables: with a NewRequest all tables of its slot become 
 entries told before, and entry i always stands for positions [i * block_size, (i + 1) * block_size). The first
 row after admission tells the blocks of the prefix hit as well. Entries that a group does not need are told as
 the null block 0. Blocks that are needed no more are handed on without a word: the runner keeps their stale ids,
-and the device does not read them.
+and the device does not read them. The table of a Cross group, which is the last one if there is one, has entries for
+the request's other input instead of its positions, and is told whole with the first row after admission.
 """
 
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from .block_pool import NULL_BLOCK, BlockPool
+from .cross import CrossPool, CrossTable
 from .groups import KVGroup
 from .hashing import HashChain, start_chain
 from .policies import FullPolicy, make_policy
@@ -21,16 +23,17 @@ from .policies import FullPolicy, make_policy
 class RequestBlocks:
     """The block tables of one request; written by the block manager alone.
 
-    num_blocks: entries of each table (the same in all groups). num_told: entries that the runner knows.
-    num_published: leading entries that were published or hit. publish_at: tokens from which there is one more to
-    publish. first_kept: per group, the first entry that a row to come needs. return_at: the position from which one
-    of them is needed no more. checkpoints: entries at whose end a state is worth keeping. hit_grows: the step that is
-    being scheduled fills what makes the hit longer.
+    cross: that of the Cross group; the others are in `tables`. num_blocks: entries of each of those. num_told:
+    entries that the runner knows. num_published: leading entries that were published or hit. publish_at: tokens from
+    which there is one more to publish. first_kept: per group, the first entry that a row to come needs. return_at:
+    the position from which one of them is needed no more. checkpoints: entries at whose end a state is worth keeping.
+    hit_grows: the step that is being scheduled fills what makes the hit longer.
     """
 
     __slots__ = (
         "chain",
         "checkpoints",
+        "cross",
         "first_kept",
         "hashes",
         "hit_grows",
@@ -44,6 +47,7 @@ class RequestBlocks:
 
     def __init__(self, num_groups: int, chain: HashChain | None, publish_at: int) -> None:
         self.chain = chain
+        self.cross: CrossTable | None = None
         self.hashes: list[bytes] = []
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.first_kept = [0] * num_groups
@@ -88,9 +92,13 @@ class BlockManager:
         assert len(groups) == len(num_blocks), (groups, num_blocks)
         self.block_size = block_size
         self.groups = tuple(groups)
+        self.cross: CrossPool | None = None
+        if groups and groups[-1].kind == "cross":
+            self.cross = CrossPool(groups[-1], num_blocks[-1], block_size)
+        num_own = len(groups) - (self.cross is not None)
         self.policies = tuple(
             make_policy(group, count, block_size, prefix_caching)
-            for group, count in zip(groups, num_blocks, strict=True)
+            for group, count in zip(groups[:num_own], num_blocks[:num_own], strict=True)
         )
         self.pools = tuple(policy.pool for policy in self.policies)
         self.nothing_new: tuple[Sequence[int], ...] = ((),) * len(self.groups)
@@ -107,15 +115,23 @@ class BlockManager:
         self._fresh: set[bytes] = set()
         """hashes of states that the step which is being scheduled writes"""
         self._published: dict[int, list[tuple[BlockPool, int, bytes]]] = {}
-        self._last_done_step = 0
+        self._step = self._last_done_step = 0
 
     # ---- one request ----------------------------------------------------------------------------------------
-    def new_request(self, *, cache_salt: str = "", extras: Sequence[bytes] = ()) -> RequestBlocks:
-        """Empty tables. `cache_salt` and `extras` separate its prefix from others', see `start_chain`."""
-        if not self._prefix_caching:
-            return RequestBlocks(len(self.groups), None, sys.maxsize)
-        chain = start_chain(self._hash_seed, cache_salt=cache_salt, extras=extras)
-        return RequestBlocks(len(self.groups), chain, self.block_size)
+    def new_request(
+        self, *, cache_salt: str = "", extras: Sequence[bytes] = (), num_encoder_tokens: int = 0
+    ) -> RequestBlocks:
+        """Empty tables. `cache_salt` and `extras` separate its prefix from others', see `start_chain`.
+
+        num_encoder_tokens: of its other input, whose content is among the extras; 0: it has none.
+        """
+        chain = None
+        if self._prefix_caching:
+            chain = start_chain(self._hash_seed, cache_salt=cache_salt, extras=extras)
+        blocks = RequestBlocks(len(self.policies), chain, self.block_size if chain is not None else sys.maxsize)
+        if self.cross is not None and num_encoder_tokens:
+            blocks.cross = self.cross.table(num_encoder_tokens, chain.root if chain is not None else None)
+        return blocks
 
     def find_hit(self, blocks: RequestBlocks, token_ids: Sequence[int]) -> int:
         """Tokens at the start whose KV is cached in all groups: whole blocks, and at most len(token_ids) - 1.
@@ -141,6 +157,8 @@ class BlockManager:
         preempted in the middle of a prompt. False, with nothing changed, if a pool lacks blocks.
         """
         assert blocks.num_blocks == 0, "admitted twice"
+        if self.cross is not None and blocks.cross is not None and not self.cross.has_room(blocks.cross):
+            return False
         num_hit = hit // self.block_size
         last = -(-end // self.block_size)
         hits: list[list[int]] = []
@@ -159,6 +177,9 @@ class BlockManager:
             policy.extend(table, last, end, blocks.checkpoints)
             blocks.tables[index] = table
             blocks.first_kept[index] = policy.first_hit(num_hit)
+        if self.cross is not None and blocks.cross is not None:
+            published = [(self.cross.pool, *pair) for pair in self.cross.fill(blocks.cross)]
+            self._published.setdefault(self._step, []).extend(published)
         self._set_return_at(blocks)
         blocks.num_blocks = last
         blocks.num_told = 0
@@ -194,7 +215,10 @@ class BlockManager:
         """Per group, the entries that the runner does not know yet; from now on it does."""
         first = blocks.num_told
         blocks.num_told = blocks.num_blocks
-        return tuple(table[first:] for table in blocks.tables)
+        told = tuple(table[first:] for table in blocks.tables)
+        if self.cross is None:
+            return told
+        return (*told, blocks.cross.blocks if blocks.cross is not None and not first else ())
 
     def publish(self, blocks: RequestBlocks, token_ids: Sequence[int], num_written: int, step: int) -> None:
         """Let others find the full blocks of `token_ids` among the first `num_written` positions.
@@ -222,13 +246,16 @@ class BlockManager:
             pool.release(table)
             blocks.tables[index] = []
             blocks.first_kept[index] = 0
+        if self.cross is not None and blocks.cross is not None:
+            self.cross.release(blocks.cross)
         blocks.num_blocks = blocks.num_told = blocks.num_published = 0
         if blocks.chain is not None:
             blocks.publish_at = self.block_size
 
     # ---- steps ----------------------------------------------------------------------------------------------
-    def begin_step(self) -> None:
+    def begin_step(self, step: int = 0) -> None:
         """A step is scheduled from here on; what earlier ones fill is there for its rows."""
+        self._step = step
         self._fresh.clear()
 
     def step_done(self, step: int) -> None:
@@ -245,28 +272,35 @@ class BlockManager:
     def forget_all(self) -> None:
         """The device lost its memory: nothing that any block held can be hit."""
         self._published.clear()
-        for pool in self.pools:
+        for pool in (*self.pools, *([self.cross.pool] if self.cross is not None else [])):
             pool.unpublish_all()
 
     # ---- figures and checks -----------------------------------------------------------------------------------
     def usage(self, live: Iterable[tuple[RequestBlocks, int]]) -> KVUsage:
         """What requests, given with their num_computed_tokens, hold and use. A shared block counts once."""
         used: list[dict[int, int]] = [{} for _ in self.pools]
-        for blocks, num_computed in live:
+        requests = list(live)
+        for blocks, num_computed in requests:
             for policy, table, counts in zip(self.policies, blocks.tables, used, strict=True):
                 for i, block_id in enumerate(table):
                     if block_id != NULL_BLOCK:
                         counts[block_id] = max(policy.num_used(i, num_computed), counts.get(block_id, 0))
+        crosses = [blocks.cross for blocks, _ in requests if blocks.cross is not None]
+        cross = {block_id: 0 for table in crosses for block_id in table.blocks}
+        tokens = {table.blocks[0]: table.num_tokens for table in crosses if table.blocks}
         return KVUsage(
-            slots_allocated=sum(map(len, used)) * self.block_size,
-            slots_used=sum(sum(counts.values()) for counts in used),
+            slots_allocated=(sum(map(len, used)) + len(cross)) * self.block_size,
+            slots_used=sum(sum(counts.values()) for counts in used) + sum(tokens.values()),
         )
 
     def check_integrity(self, live: Sequence[RequestBlocks]) -> None:
         """Assert the invariants, given the blocks of all running requests."""
         for index, pool in enumerate(self.pools):
             pool.check_integrity(blocks.tables[index] for blocks in live)
+        if self.cross is not None:
+            self.cross.pool.check_integrity(blocks.cross.blocks for blocks in live if blocks.cross is not None)
         for blocks in live:
+            assert blocks.cross is None or len(blocks.cross.blocks) == blocks.cross.num_blocks, "half an input"
             assert all(len(table) == blocks.num_blocks for table in blocks.tables), "tables of unequal length"
             assert blocks.num_told <= blocks.num_blocks and blocks.num_published <= blocks.num_blocks
             for policy, table, first in zip(self.policies, blocks.tables, blocks.first_kept, strict=True):

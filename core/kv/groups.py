@@ -18,20 +18,22 @@ class KVGroup:
     """Layers with one caching policy.
 
     kind full keeps every block; sliding returns blocks that left the window; state keeps states, not tokens: a block
-    holds num_lanes of them. heads: (num_kv_heads, head_dim) per layer, in the order of layer_indices. states: the
-    arrays of one state per layer, in the same order.
+    holds num_lanes of them; cross keeps what an encoder made of the request's other input, num_tokens at most. heads:
+    (num_kv_heads, head_dim) per layer, in the order of layer_indices. states: the arrays of one state per layer, in
+    the same order.
     """
 
-    kind: Literal["full", "sliding", "state"]
+    kind: Literal["full", "sliding", "state", "cross"]
     layer_indices: tuple[int, ...]
     heads: tuple[tuple[int, int], ...] = ()
     window: int = 0
     states: tuple[tuple[StateShape, ...], ...] = ()
     num_lanes: int = 1
+    num_tokens: int = 0
     checkpoint_tokens: int = CHECKPOINT_TOKENS
 
     def attention_layers(self) -> Iterable[tuple[int, tuple[int, int]]]:
-        """(layer, (num_kv_heads, head_dim)) for each layer with keys and values."""
+        """(layer, (num_kv_heads, head_dim)) for each layer with keys and values in this group."""
         return zip(self.layer_indices, self.heads, strict=True) if self.heads else ()
 
     def state_layers(self) -> Iterable[tuple[int, tuple[StateShape, ...]]]:
@@ -55,7 +57,7 @@ class KVGroup:
 
 
 def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
-    """The KV groups of a model, full before sliding, then by window, states last; an encoder has none.
+    """The KV groups of a model, full before sliding, then by window, states, cross attention; an encoder has none.
 
     A window that no sequence can outgrow is no window: such layers join the full group.
     """
@@ -66,7 +68,7 @@ def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
         if layer.has_attention:
             window = layer.attn.window
             by_window.setdefault(window if 0 < window < max_model_len else 0, []).append(index)
-    attention = [
+    groups = [
         KVGroup(
             kind="sliding" if window else "full",
             layer_indices=tuple(layers),
@@ -76,17 +78,27 @@ def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
         for window, layers in sorted(by_window.items())
     ]
     recurrent = {i: layer.mixer for i, layer in enumerate(spec.layers) if layer.mixer is not None}
-    if not recurrent:
-        return tuple(attention)
     states = tuple(state_shapes(mixer) for mixer in recurrent.values())
-    return (*attention, KVGroup(kind="state", layer_indices=tuple(recurrent), states=states))
+    if recurrent:
+        groups.append(KVGroup(kind="state", layer_indices=tuple(recurrent), states=states))
+    crosses = [layer.cross for layer in spec.layers if layer.cross is not None]
+    if spec.encoder is not None:
+        groups.append(
+            KVGroup(
+                kind="cross",
+                layer_indices=tuple(range(len(crosses))),
+                heads=tuple((cross.num_heads, cross.head_dim) for cross in crosses),
+                num_tokens=spec.encoder.max_position_embeddings,
+            )
+        )
+    return tuple(groups)
 
 
 def group_of_layer(groups: Sequence[KVGroup], num_layers: int) -> list[int]:
     """The group of each layer's keys and values; 0 for one that has none."""
     found = [0] * num_layers
     for index, group in enumerate(groups):
-        for layer, _ in group.attention_layers():
+        for layer, _ in group.attention_layers() if group.kind != "cross" else ():
             found[layer] = index
     return found
 
@@ -94,3 +106,8 @@ def group_of_layer(groups: Sequence[KVGroup], num_layers: int) -> list[int]:
 def state_group(groups: Sequence[KVGroup]) -> int:
     """The group of states, of which there is one at most; 0 if none is there."""
     return next((index for index, group in enumerate(groups) if group.kind == "state"), 0)
+
+
+def cross_group(groups: Sequence[KVGroup]) -> int:
+    """The group of cross attention, of which there is one at most; 0 if none is there."""
+    return next((index for index, group in enumerate(groups) if group.kind == "cross"), 0)

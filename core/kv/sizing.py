@@ -22,8 +22,10 @@ def blocks_per_request(group: KVGroup, num_tokens: int, block_size: int, max_num
 
     A sliding group keeps the window before a step's first token, and the step's own tokens. A state group keeps the
     state before a step, the one after it and the last at a block's end, besides those of drafts; one more is for
-    a checkpoint of the prompt.
+    a checkpoint of the prompt. A cross group keeps an encoder's whole output, however long the request.
     """
+    if group.kind == "cross":
+        return -(-group.num_tokens // block_size)
     if group.kind == "state":
         return 4 + (-(-2 * group.num_lanes // block_size) if group.num_lanes > 1 else 0)
     if group.kind == "sliding":

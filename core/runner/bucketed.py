@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import Unsupported
 from ..kv.groups import group_of_layer, state_group
 from ..models.decoder import compute_logits, decoder
 from ..models.encoder import encoder
@@ -59,6 +60,8 @@ class Programs:
         as_float: Callable[[Array], Array],
     ) -> None:
         """as_float: the float32 values whose bits an int32 array holds."""
+        if config.spec.kind == "encoder_decoder":
+            raise Unsupported("encoder-decoder models have no compiled step", remedies=["--device cpu"])
         self._spec = config.spec
         self._ops = ops
         self._buckets = buckets

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..kv.groups import KVGroup, group_of_layer, state_group
+from ..kv.groups import KVGroup, cross_group, group_of_layer, state_group
 from ..ops import OpTable
 from ..stages import Array, KVCaches
 
@@ -22,9 +22,10 @@ def new_caches(
     """Zeroed caches of so many blocks per group. device: as the ops take it; state_device: that of states."""
     layers: list[Array] = [None] * num_layers
     states: list[Sequence[Array]] = [()] * num_layers
+    cross: list[Array] = []
     for count, group in zip(num_blocks, groups, strict=True):
         for layer, (num_kv_heads, head_dim) in group.attention_layers():
-            layers[layer] = ops.new_kv_cache(
+            cache = ops.new_kv_cache(
                 num_blocks=count,
                 block_size=block_size,
                 num_kv_heads=num_kv_heads,
@@ -32,6 +33,10 @@ def new_caches(
                 dtype=dtype,
                 device=device,
             )
+            if group.kind == "cross":
+                cross.append(cache)
+            else:
+                layers[layer] = cache
         for layer, shapes in group.state_layers():
             states[layer] = tuple(
                 ops.new_state(
@@ -47,4 +52,6 @@ def new_caches(
         group_of_layer=group_of_layer(groups, num_layers),
         states=states,
         state_group=state_group(groups),
+        cross=cross,
+        cross_group=cross_group(groups),
     )

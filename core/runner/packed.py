@@ -9,15 +9,24 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..stages import Array, ForwardBatch, IntArray, PoolingBatch, PromptLogprobsBatch, SamplingBatch, StepInput
+from ..stages import (
+    Array,
+    EncoderBatch,
+    ForwardBatch,
+    IntArray,
+    PoolingBatch,
+    PromptLogprobsBatch,
+    SamplingBatch,
+    StepInput,
+)
 
 ALIGN_WORDS = 16
 """Each array begins at a multiple of 64 bytes: kernels are compiled for the alignment of their pointers."""
 
-Part = TypeVar("Part", ForwardBatch, SamplingBatch, PromptLogprobsBatch, PoolingBatch)
+Part = TypeVar("Part", ForwardBatch, SamplingBatch, PromptLogprobsBatch, PoolingBatch, EncoderBatch)
 _FIELDS = {
     kind: tuple(field.name for field in dataclasses.fields(kind))
-    for kind in (ForwardBatch, SamplingBatch, PromptLogprobsBatch, PoolingBatch)
+    for kind in (ForwardBatch, SamplingBatch, PromptLogprobsBatch, PoolingBatch, EncoderBatch)
 }
 
 
@@ -57,6 +66,7 @@ class PackedStep:
             sampling=None if layout.sampling is None else _map_arrays(layout.sampling, look),
             prompt_logprobs=None if layout.prompt_logprobs is None else _map_arrays(layout.prompt_logprobs, look),
             pooling=None if layout.pooling is None else _map_arrays(layout.pooling, look),
+            encoder=None if layout.encoder is None else _map_arrays(layout.encoder, look),
         )
 
 
@@ -80,6 +90,7 @@ def pack(batch: StepInput) -> PackedStep:
         sampling=None if batch.sampling is None else _map_arrays(batch.sampling, place),
         prompt_logprobs=None if batch.prompt_logprobs is None else _map_arrays(batch.prompt_logprobs, place),
         pooling=None if batch.pooling is None else _map_arrays(batch.pooling, place),
+        encoder=None if batch.encoder is None else _map_arrays(batch.encoder, place),
     )
     words = np.empty(size, np.int32)
     for start, array in arrays:
@@ -112,6 +123,6 @@ def _map_arrays(part: Part, change: Callable[[Any], Any]) -> Part:
         value = getattr(part, name)
         if isinstance(value, np.ndarray | Piece):
             changed[name] = change(value)
-        elif name in ("block_tables", "slot_mappings"):
+        elif name in ("block_tables", "slot_mappings", "windows"):
             changed[name] = [change(array) for array in value]
     return dataclasses.replace(part, **changed)

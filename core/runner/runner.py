@@ -10,13 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..kv.groups import KVGroup
+from ..kv.groups import KVGroup, cross_group
 from ..models.rope import ONE_ROW, RopeRows
 from ..models.spec import Pooling
 from ..platform import Pending, Runner, RunnerConfig
 from ..sampling.state import SamplingState
 from ..sampling.validate import ProcessorFactories
 from ..stages import (
+    EncoderBatch,
+    EncoderInput,
     ForwardBatch,
     IntArray,
     LogprobArrays,
@@ -32,6 +34,7 @@ from ..stages import (
     TokenLogprobs,
 )
 from ..structured.compiler import GrammarCache
+from .encoder import encoder_batch
 
 UNKNOWN = -1
 """A token that a step in flight will sample."""
@@ -65,7 +68,10 @@ class ModelRunner:
         has_types = config.spec.num_token_types > 0
         self._token_types = np.zeros((slots, length), np.int32) if has_types else None
         self._rope_rows = np.zeros(slots, np.int32)
-        self._block_tables = [np.full((slots, blocks), -1, np.int32) for _ in config.groups]
+        widths = [-(-group.num_tokens // config.block_size) or blocks for group in config.groups]
+        self._block_tables = [np.full((slots, width), -1, np.int32) for width in widths]
+        self._encoder_lens = np.zeros(slots, np.int32)
+        self._to_encode: dict[int, EncoderInput] = {}
         self._num_blocks = [[0] * slots for _ in config.groups]
 
     def submit(self, plan: Plan) -> "RunningStep":
@@ -80,6 +86,7 @@ class ModelRunner:
         self._epochs[:] = -1
         self._prompt_logprobs.clear()
         self._pooling.clear()
+        self._to_encode.clear()
 
     # ---- building a step ----------------------------------------------------------------------------------
     def _admit(self, new: NewRequest) -> None:
@@ -97,6 +104,9 @@ class ModelRunner:
             self._prompt_logprobs.pop(slot, None)
         else:
             self._prompt_logprobs[slot] = wanted
+        self._encoder_lens[slot] = new.num_encoder_tokens
+        if new.encoder is not None:
+            self._to_encode[slot] = new.encoder
         self._pooling.pop(slot, None)
         if new.pooling is not None:
             self._pooling[slot] = new.pooling
@@ -139,24 +149,71 @@ class ModelRunner:
             query_start_loc=query_start_loc,
             seq_lens=ends.astype(np.int32),
             block_tables=[
-                table[slots, :width] if group.kind != "state" else self._states_before(group, table, slots, starts)
+                self._table_rows(group, table, slots, starts, width)
                 for group, table in zip(self.config.groups, self._block_tables, strict=True)
             ],
             slot_mappings=[
-                (table[token_slots, block_index] * self.config.block_size + offset).astype(np.int32)
-                if group.kind != "state"
-                else self._states_kept(group, table[token_slots, block_index], rows, query_start_loc, positions)
+                self._slots(group, table[token_slots, block_index], offset, rows, query_start_loc, positions)
+                if group.kind != "cross"
+                else np.empty(0, np.int32)  # what encoder_batch says is written there
                 for group, table in zip(self.config.groups, self._block_tables, strict=True)
             ],
             logits_indices=logits_indices,
             token_slots=token_slots.astype(np.int32) if (input_ids == UNKNOWN).any() else None,
             token_types=self._token_types[token_slots, positions] if self._token_types is not None else None,
             rope_rows=self._rope_rows[token_slots] if self._rope_choice.num_rows > 1 else None,
+            encoder_lens=self._encoder_lens[slots] if self.config.spec.encoder is not None else None,
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
+            max_encoder_len=int(self._encoder_lens[slots].max()),
         )
-        batch = StepInput(forward=forward, sampling=sampling, prompt_logprobs=prompt_logprobs, pooling=pooling)
+        batch = StepInput(
+            forward=forward,
+            sampling=sampling,
+            prompt_logprobs=prompt_logprobs,
+            pooling=pooling,
+            encoder=self._encoder_batch(),
+        )
         return batch, samples, prompts, pooled
+
+    def _encoder_batch(self) -> EncoderBatch | None:
+        """The inputs that the encoder reads in this step."""
+        if not self._to_encode:
+            return None
+        spec, (slots, inputs) = self.config.spec.encoder, zip(*self._to_encode.items(), strict=True)
+        assert spec is not None, "only models with an encoder have another input"
+        table = self._block_tables[cross_group(self.config.groups)][list(slots)]
+        self._to_encode.clear()
+        return encoder_batch(spec, inputs, table, block_size=self.config.block_size, dtype=self.config.dtype)
+
+    def _table_rows(
+        self,
+        group: KVGroup,
+        table: IntArray,
+        slots: npt.NDArray[np.int64],
+        starts: npt.NDArray[np.int64],
+        width: int,
+    ) -> IntArray:
+        """What the batch has for a block table of a group, [num_reqs, n]."""
+        if group.kind == "state":
+            return self._states_before(group, table, slots, starts)
+        if group.kind == "cross":
+            width = -(-int(self._encoder_lens[slots].max()) // self.config.block_size)
+        return table[slots, :width]
+
+    def _slots(
+        self,
+        group: KVGroup,
+        blocks: IntArray,
+        offset: npt.NDArray[np.int64],
+        rows: Sequence[Row],
+        query_start_loc: IntArray,
+        positions: npt.NDArray[np.int64],
+    ) -> IntArray:
+        """Where each token's KV, or state, goes, [num_tokens]. blocks: of each token's position."""
+        if group.kind == "state":
+            return self._states_kept(group, blocks, rows, query_start_loc, positions)
+        return (blocks * self.config.block_size + offset).astype(np.int32)
 
     def _states_before(
         self, group: KVGroup, table: IntArray, slots: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]

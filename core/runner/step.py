@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from ..models.decoder import compute_logits, decoder
 from ..models.encoder import encoder
+from ..models.encoder_decoder import encode
 from ..models.pooler import pool
 from ..models.spec import ModelSpec
 from ..ops import OpTable
 from ..sampling.sampler import Sampled, sample_step
-from ..stages import Array, ForwardBatch, KVCaches, PoolingBatch, PromptLogprobsBatch, SamplingBatch
+from ..stages import Array, EncoderBatch, ForwardBatch, KVCaches, PoolingBatch, PromptLogprobsBatch, SamplingBatch
 
 PROMPT_ROWS = 256
 """Rows of logits held at a time for prompt log probabilities: [rows, vocab_size] float32."""
@@ -38,11 +39,16 @@ def run_step(
     batch: ForwardBatch,
     sampling: SamplingBatch | None,
     pooling: PoolingBatch | None = None,
+    encoder_inputs: EncoderBatch | None = None,
 ) -> StepArrays:
     """Run the model over `batch`; sample where `sampling` asks, make vectors where `pooling` does.
 
+    encoder_inputs: what the encoder of an encoder-decoder model reads before the batch.
+
     All arrays are on the device.
     """
+    if encoder_inputs is not None:
+        kv = encode(ops, spec, params, kv, encoder_inputs)
     if spec.kind == "encoder":
         hidden_states = encoder(ops, spec, params, batch)
     else:

@@ -123,8 +123,10 @@ class TorchRunner(Runner):
                     logits_indices=one,
                     token_types=one,
                     rope_rows=one,
+                    encoder_lens=one + 1,
                     max_query_len=1,
                     max_seq_len=1,
+                    max_encoder_len=1,
                 ),
                 sampling=None if is_pooling else SamplingBatch(rows=one, slots=one, positions=one, seeds=one),
                 pooling=PoolingBatch(starts=one, ends=one + 1) if is_pooling else None,
@@ -168,6 +170,7 @@ class TorchRunner(Runner):
             moved.forward,
             moved.sampling,
             moved.pooling,
+            moved.encoder,
         )
         self._kv, self._last_tokens = arrays.kv, arrays.last_tokens
         return arrays, self._prompt_logprobs(moved.prompt_logprobs, arrays.hidden_states)

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from ..kv.cross import CrossPool
 from .policy import RequestQueue
 from .request import Request
 
@@ -35,3 +36,19 @@ class Quarantine:
         if 0 < request.max_company < count:
             return False
         return not any(0 < other.max_company < count for other in running)
+
+
+class EncoderBudget:
+    """The encoder reads at most this many tokens in a step, or one input, if that is longer: inputs are not cut."""
+
+    def __init__(self, max_tokens: int, stored: CrossPool) -> None:
+        """stored: where outputs of the encoder are, which then need not be computed."""
+        self._max_tokens = max_tokens
+        self._stored = stored
+
+    def admits(self, request: Request, running: RequestQueue) -> bool:
+        cross = request.blocks.cross
+        if cross is None or self._stored.is_stored(cross):
+            return True
+        in_step = sum(other.source.num_encoder_tokens for other in running if other.is_encoding)
+        return not in_step or in_step + cross.num_tokens <= self._max_tokens

@@ -16,7 +16,7 @@ class Request:
 
     Positions [0, num_computed_tokens) have KV that is written or scheduled; with drafts in flight that is an upper
     bound. num_pending_tokens: tokens that steps in flight sample, at most. A request waits (slot -1, no blocks) or
-    runs (a slot and blocks).
+    runs (a slot and blocks). is_encoding: the step that admitted it runs the encoder for it, and it has no later row.
     """
 
     __slots__ = (
@@ -24,6 +24,7 @@ class Request:
         "arrival_s",
         "blocks",
         "epoch",
+        "is_encoding",
         "is_prompt_only",
         "last_step",
         "max_company",
@@ -93,6 +94,7 @@ class Request:
         )
 
         self.epoch = 0
+        self.is_encoding = False
         self.slot = -1
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0

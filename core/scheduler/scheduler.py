@@ -15,7 +15,7 @@ from ..kv.block_manager import BlockManager, KVUsage
 from ..models.rope import ONE_ROW, RopeRows
 from ..stages import Delta, EngineRequest, FinishReason, NewRequest, Plan, Row, StepResult
 from .construct import fast_init
-from .limits import Limit, MaxNumSeqs, Quarantine
+from .limits import EncoderBudget, Limit, MaxNumSeqs, Quarantine
 from .policy import RequestQueue, find_policy
 from .request import FINISHED, Request
 
@@ -64,6 +64,8 @@ class Scheduler:
         self._eos_token_ids = tuple(eos_token_ids)
         self._rope_rows = rope_rows
         self._limits: tuple[Limit, ...] = (MaxNumSeqs(config.max_num_seqs), Quarantine(), *limits)
+        if block_manager.cross is not None:
+            self._limits += (EncoderBudget(config.max_num_batched_tokens, block_manager.cross),)
         self._place = find_policy(config)
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue()
@@ -91,12 +93,15 @@ class Scheduler:
                 remedies=("a shorter prompt", "a larger --max-model-len"),
             )
         rope_row = self._rope_rows.row(num_tokens)
+        extras = [b"rope row %d" % rope_row] if rope_row else []
+        if source.encoder is not None:
+            extras.append(source.encoder.digest())
         request = Request(
             source,
             arrival=self._num_arrived,
             seed=self._config.seed,
             blocks=self.block_manager.new_request(
-                cache_salt=source.cache_salt, extras=(b"rope row %d" % rope_row,) if rope_row else ()
+                cache_salt=source.cache_salt, extras=extras, num_encoder_tokens=source.num_encoder_tokens
             ),
             max_model_len=self._max_model_len,
             eos_token_ids=self._eos_token_ids,
@@ -154,7 +159,7 @@ class Scheduler:
         """The next step, or None if nothing can run before a step in flight is committed (or at all)."""
         assert len(self._in_flight) <= self._depth, f"{len(self._in_flight)} steps in flight at depth {self._depth}"
         self._step += 1
-        self.block_manager.begin_step()
+        self.block_manager.begin_step(self._step)
         rows: list[Row] = []
         scheduled: list[Request] = []
         left = self._config.max_num_batched_tokens
@@ -165,6 +170,7 @@ class Scheduler:
         index = 0
         while index < len(running) and left > 0:
             request = running[index]
+            request.is_encoding = False
             computed, pending = request.num_computed_tokens, request.num_pending_tokens
             num_tokens = len(request.token_ids) + pending - computed
             num_drafts = 0
@@ -288,6 +294,8 @@ class Scheduler:
         self.num_hit_tokens += hit
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = hit
+        cross, source = request.blocks.cross, request.source
+        request.is_encoding = cross is not None and cross.must_write
         return NewRequest(
             request_id=request.request_id,
             epoch=request.epoch,
@@ -295,12 +303,14 @@ class Scheduler:
             token_ids=tuple(request.token_ids),
             num_prompt_tokens=request.num_prompt_tokens,
             num_computed_tokens=hit,
-            sampling_params=request.source.sampling_params,
+            sampling_params=source.sampling_params,
             seed=request.seed,
             stop_token_ids=tuple(request.stop_ids),
-            bad_word_ids=request.source.bad_word_ids,
-            pooling=request.source.pooling,
-            token_types=request.source.token_types,
+            bad_word_ids=source.bad_word_ids,
+            pooling=source.pooling,
+            token_types=source.token_types,
+            encoder=source.encoder if request.is_encoding else None,
+            num_encoder_tokens=source.num_encoder_tokens,
         )
 
     def _row(self, request: Request, num_tokens: int, num_drafts: int) -> Row:

@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.errors import OutOfMemory
-from headrace.core.kv.groups import KVGroup
+from headrace.core.kv.groups import KVGroup, cross_group
 from headrace.core.models.heads import vector_size
 from headrace.core.platform import Device, KVPlan, Memory, Runner, RunnerConfig
 from headrace.core.runner.done import Done
 from headrace.core.sampling.params import GREEDY_EPSILON
 from headrace.core.stages import (
+    EncoderBatch,
     ForwardBatch,
     IntArray,
     LogprobArrays,
@@ -68,6 +69,8 @@ class NullRunner(Runner):
 
     def step(self, batch: StepInput) -> "Done":
         """Compute the checksums of the step's positions and a token for each row that samples."""
+        if batch.encoder is not None:
+            self._encode(batch.encoder)
         state = self._forward(batch.forward)
         output = StepOutput(token_ids=np.empty(0, np.int32))
         if batch.sampling is not None:
@@ -108,6 +111,13 @@ class NullRunner(Runner):
         for group, checksums, table, slots in zip(
             self.config.groups, self._checksums, batch.block_tables, batch.slot_mappings, strict=True
         ):
+            if group.kind == "cross":
+                assert batch.encoder_lens is not None
+                last = np.asarray(batch.encoder_lens, np.int64) - 1
+                block_ids = np.asarray(table)[np.arange(len(last)), last // self.config.block_size].astype(np.int64)
+                found = checksums[block_ids * self.config.block_size + last % self.config.block_size]
+                states[0] = states[0] + np.repeat(found, counts)
+                continue
             if len(checksums):
                 behind[used] = self._behind(group, checksums, np.asarray(table)[used], first)
             state = running + np.repeat(behind - before, counts)
@@ -120,6 +130,20 @@ class NullRunner(Runner):
         for state in states[1:]:
             result = result + (state - states[0]) * _MULTIPLIERS[0]
         return result
+
+    def _encode(self, batch: EncoderBatch) -> None:
+        """Leave the checksum of each input in the slots of the Cross group: all of it behind its last token."""
+        group = cross_group(self.config.groups)
+        if batch.features is None:
+            values = _mix(np.asarray(batch.input_ids).astype(np.uint64))
+        else:
+            words = batch.features.view(np.uint32).sum(1, dtype=np.uint64)
+            num_tokens = len(batch.positions)
+            values = np.add.reduceat(words, np.arange(num_tokens) * len(words) // num_tokens)
+        running = np.cumsum(_mix(values + np.asarray(batch.positions).astype(np.uint64)))
+        starts = np.asarray(batch.query_start_loc, np.int64)
+        before = np.concatenate([np.zeros(1, np.uint64), running])[starts[:-1]]
+        self._checksums[group][batch.slot_mapping] = running - np.repeat(before, np.diff(starts))
 
     def _behind(self, group: KVGroup, checksums: Hashes, table: IntArray, first: Indices) -> Hashes:
         """The checksum that stands in the slot before each row's first position; 0 at the beginning."""
