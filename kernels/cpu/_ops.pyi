@@ -14,7 +14,9 @@ import numpy.typing as npt
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int32]
 Numbers: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float16] | npt.NDArray[np.uint16]
-Format: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "q8_0", "q4_0", "q4_1", "int4"]
+Format: TypeAlias = Literal[
+    "float32", "bfloat16", "float16", "int8", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "int4"
+]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 ActivationName: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
 

@@ -17,8 +17,17 @@ import numpy.typing as npt
 
 from . import _ops
 
-FORMATS = ("float32", "bfloat16", "float16", "int8", "q8_0", "q4_0", "q4_1", "int4")
-BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
+FORMATS = ("float32", "bfloat16", "float16", "int8", "q8_0", "q4_0", "q4_1", "q5_0", "q4_k", "q5_k", "q6_k", "int4")
+BLOCKS = {
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+}
+"""Columns and bytes of a block in a GGUF file."""
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +48,7 @@ def measure(*, size: int = 2048, repeats: int = 10) -> Iterator[Measurement]:
     random = np.random.default_rng(0)
     for format in FORMATS:
         weight = _weight(random, format, 4 * size, size)
-        for quantize_x in (False, True) if format in (*BLOCK_BYTES, "int4") else (False,):
+        for quantize_x in (False, True) if format in (*BLOCKS, "int4") else (False,):
             for num_tokens in (1, 4, 16, 128):
                 x, out = _bf16(random, num_tokens, size), np.zeros((num_tokens, 4 * size), np.uint16)
                 yield _time(
@@ -138,8 +147,9 @@ def _weight(random: np.random.Generator, format: str, rows: int, cols: int) -> _
     if format == "int4":
         scales = np.full((rows, -(-cols // 64)), 0.01, np.float32)
         weight.write_int4(0, random.integers(0, 16, (rows, cols), np.uint8), scales, -8 * scales)
-    elif format in BLOCK_BYTES:
-        blocks = random.integers(0, 60, (rows, cols // 32, BLOCK_BYTES[format]), np.uint8)
+    elif format in BLOCKS:
+        columns, num_bytes = BLOCKS[format]
+        blocks = random.integers(0, 60, (rows, cols // columns, num_bytes), np.uint8)
         blocks[..., :2] = np.array([0.01], np.float16).view(np.uint8)
         weight.write_blocks(0, blocks.reshape(rows, -1))
     else:

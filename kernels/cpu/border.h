@@ -90,7 +90,9 @@ inline std::int64_t token_stride(const Strided &array, const char *name) {
 inline Format format_named(const std::string &name) {
     static const std::pair<const char *, Format> names[] = {
         {"float32", Format::f32}, {"bfloat16", Format::bf16}, {"float16", Format::f16}, {"int8", Format::i8},
-        {"q8_0", Format::q8_0},   {"q4_0", Format::q4_0},     {"q4_1", Format::q4_1},   {"int4", Format::w4}};
+        {"q8_0", Format::q8_0},   {"q4_0", Format::q4_0},     {"q4_1", Format::q4_1},   {"q5_0", Format::q5_0},
+        {"q5_1", Format::q5_1},   {"q4_k", Format::q4_k},     {"q5_k", Format::q5_k},   {"q6_k", Format::q6_k},
+        {"int4", Format::w4}};
     std::string known;
     for (const auto &[text, format] : names) {
         if (name == text) return format;

@@ -14,7 +14,7 @@ namespace headrace {
 enum class Dtype : int { f32, bf16, f16 };
 
 // Numbers of packed weights. Rows come in panels of kPanel: see pack.h for each layout.
-enum class Format : int { f32, bf16, f16, i8, q8_0, q4_0, q4_1, w4 };
+enum class Format : int { f32, bf16, f16, i8, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, w4 };
 
 // out = x (converted), x * factor, factor * tanh(x / factor), x + y.
 enum class Elementwise : int { copy, scale, softcap, add };
@@ -44,7 +44,7 @@ struct Weight {
     int64_t rows, cols;    // out_features, in_features
     int64_t padded_cols;   // cols rounded up to the format's unit; the padding is zero
     int64_t panel_bytes;   // from one panel to the next
-    int64_t group;         // w4: columns that share a scale
+    int64_t group;         // formats of block_shape.h: columns of a group
     const char *data;
     const float *scales;   // i8: [padded rows]
     const int32_t *sums;   // i8: sum of each row's integers, [padded rows]

@@ -1,15 +1,15 @@
 // Linear products of quantized x with weights in blocks: GGUF's and w4.
 //
 // Each 32 columns of a row of x are rounded to 255 levels with a scale of their own. An output is the sum, over groups
-// of 32 columns in ascending order, of (integer dot product) * (scale of the weight * scale of x), and, for formats
-// with an offset, of offset * (sum of the rounded x). So its bits depend on its row of x only.
-#include "simd.h"
+// of 32 columns in ascending order, of (integer dot product) * (scale of the weight * scale of x) (for q6_k: of each
+// half of the group), and, for formats with an offset, of offset * (sum of the rounded x). So its bits depend on its row of x only.
+#include "read_blocks.h"
 
 namespace headrace::HEADRACE_TIER {
 namespace {
 
 constexpr int kVecs = kPanel / kLanes;
-constexpr int64_t kGroup = 32;
+constexpr int64_t kGroup = kPieceColumns;
 constexpr int kQuads = 8;  // quads of columns in a group
 #ifdef HEADRACE_HAS_DOT
 constexpr int kWordsPerQuad = 1;  // four int8
@@ -23,10 +23,9 @@ constexpr int64_t kPrefetch = 4096;
 // 32 columns of a row of x.
 struct Group {
     uint32_t words[kQuads * kWordsPerQuad];
-    int32_t sum;  // of the levels
+    int32_t sums[2];  // of the first and the last 16 levels
     float scale;
-    float total;  // scale * sum
-    int32_t unused;
+    float total;  // scale * sum of all levels
 };
 
 template <class T>
@@ -41,8 +40,11 @@ INLINE void quantize(const T *x, int64_t count, Group *group) {
     int32_t levels[kGroup];
     for (int64_t k = 0; k < kGroup; k += kLanes)
         store(levels + k, bits_as<I>(load_as_float(row + k) * inverse + shift) - bits_as<I>(shift));
-    int32_t sum = 0;
-    for (int64_t k = 0; k < kGroup; ++k) sum += levels[k];
+    for (int half = 0; half < 2; ++half) {
+        int32_t sum = 0;
+        for (int64_t k = 0; k < kGroup / 2; ++k) sum += levels[half * kGroup / 2 + k];
+        group->sums[half] = sum;
+    }
     for (int u = 0; u < kQuads; ++u) {
         const auto level = [&](int k) { return static_cast<uint32_t>(levels[4 * u + k]); };
 #ifdef HEADRACE_HAS_DOT
@@ -52,42 +54,34 @@ INLINE void quantize(const T *x, int64_t count, Group *group) {
         group->words[2 * u + 1] = (level(1) & 0xFFFF) | level(3) << 16;
 #endif
     }
-    group->sum = sum;
     group->scale = high / 127;
-    group->total = group->scale * static_cast<float>(sum);
+    group->total = group->scale * static_cast<float>(group->sums[0] + group->sums[1]);
 }
 
-// What the integers of the weight are short of, times the sum of the levels: where an integer sum starts.
+// What the words of `read_quad` have too much.
 template <Format format>
-constexpr int32_t bias_of() {
-    if (format == Format::q4_0) return -8;
+constexpr int32_t zero_of() {
 #ifdef HEADRACE_HAS_DOT
-    if (format == Format::q8_0) return -128;  // they are made unsigned for the dot product
+    if (format == Format::q8_0) return 128;  // they are made unsigned for the dot product
 #endif
-    return 0;
+    return BlockShape::of(format).zero;
 }
 
 // A quad of columns, kLanes rows of it, as words for `mac`.
 template <Format format>
-INLINE void read_quad(const char *quads, int u, I *words) {
-    I word;
-    if constexpr (format == Format::q8_0) {
-        word = load<I>(quads + u * kPanel * 4);
+INLINE void read_quad(const BlockReader<format> &blocks, int u, int v, I *words) {
+    const I word = blocks.quad(u, v);
 #ifdef HEADRACE_HAS_DOT
-        words[0] = word ^ splat_word(0x80808080);
+    words[0] = format == Format::q8_0 ? word ^ splat_word(0x80808080) : word;
 #else
+    if constexpr (format == Format::q8_0) {
         words[0] = bits_as<I>((bits_as<S>(word) << 8) >> 8);
         words[1] = bits_as<I>(bits_as<S>(word) >> 8);
-#endif
     } else {
-        word = load<I>(quads + u % 4 * kPanel * 4) >> (u / 4 * 4);
-#ifdef HEADRACE_HAS_DOT
-        words[0] = word & splat_word(0x0F0F0F0F);
-#else
-        words[0] = word & splat_word(0x000F000F);
-        words[1] = (word >> 8) & splat_word(0x000F000F);
-#endif
+        words[0] = word & splat_word(0x00FF00FF);
+        words[1] = (word >> 8) & splat_word(0x00FF00FF);
     }
+#endif
 }
 
 INLINE I mac(I acc, I w, uint32_t x) {
@@ -115,46 +109,40 @@ INLINE void put(const LinearArgs &args, int64_t token, int64_t row, V value) {
 // One panel with kRows rows of x.
 template <Format format, class T, int kRows>
 INLINE void tile(const LinearArgs &args, const Group *x, int64_t num_groups, int64_t panel, int64_t token) {
-    constexpr bool kIsW4 = format == Format::w4, kHasOffset = kIsW4 || format == Format::q4_1;
+    constexpr BlockShape kShape = BlockShape::of(format);
+    constexpr int kSums = kShape.num_scales, kQuadsPerSum = kQuads / kSums;
     const Weight &weight = args.weight;
-    const char *data = weight.data + panel * weight.panel_bytes;
-    const int64_t head_groups = kIsW4 ? weight.group / kGroup : 1;  // groups that share a head
-    V acc[kRows][kVecs] = {}, scale[kVecs] = {}, offset[kVecs] = {};
-    for (int64_t g = 0, since_head = 0; g < num_groups; ++g) {
-        if (since_head == 0) {
-            for (int v = 0; v < kVecs; ++v) {
-                const int64_t at = v * kLanes;
-                if constexpr (kIsW4) {
-                    scale[v] = load<V>(data + at * 4);
-                    offset[v] = load<V>(data + (kPanel + at) * 4);
-                } else {
-                    scale[v] = load_as_float(reinterpret_cast<const f16 *>(data) + at);
-                    if constexpr (kHasOffset) offset[v] = load_as_float(reinterpret_cast<const f16 *>(data) + kPanel + at);
-                }
-            }
-            data += kPanel * (kIsW4 ? 8 : kHasOffset ? 4 : 2);
-        }
-        I sums[kRows][kVecs];
+    BlockReader<format> blocks(weight, weight.data + panel * weight.panel_bytes);
+    V acc[kRows][kVecs] = {};
+    for (int64_t g = 0; g < num_groups; ++g) {
+        blocks.next_piece();
+        I sums[kRows][kSums][kVecs];
         for (int r = 0; r < kRows; ++r)
-            for (int v = 0; v < kVecs; ++v) sums[r][v] = I{} + bias_of<format>() * x[r * num_groups + g].sum;
+            for (int s = 0; s < kSums; ++s) {
+                const int32_t *x_sums = x[r * num_groups + g].sums;
+                const int32_t x_sum = kSums == 2 ? x_sums[s] : x_sums[0] + x_sums[1];
+                for (int v = 0; v < kVecs; ++v) sums[r][s][v] = I{} - zero_of<format>() * x_sum;
+            }
         for (int u = 0; u < kQuads; ++u) {
-            if (kRows == 1) __builtin_prefetch(data + u * kPanel * 4 + kPrefetch);
+            if (kRows == 1) __builtin_prefetch(blocks.data + u * kPanel * 4 + kPrefetch);
             for (int v = 0; v < kVecs; ++v) {
                 I words[kWordsPerQuad];
-                read_quad<format>(data + v * kLanes * 4, u, words);
+                read_quad<format>(blocks, u, v, words);
                 for (int r = 0; r < kRows; ++r)
-                    for (int i = 0; i < kWordsPerQuad; ++i)
-                        sums[r][v] = mac(sums[r][v], words[i], x[r * num_groups + g].words[u * kWordsPerQuad + i]);
+                    for (int i = 0; i < kWordsPerQuad; ++i) {
+                        I &sum = sums[r][u / kQuadsPerSum][v];
+                        sum = mac(sum, words[i], x[r * num_groups + g].words[u * kWordsPerQuad + i]);
+                    }
             }
         }
         for (int r = 0; r < kRows; ++r)
             for (int v = 0; v < kVecs; ++v) {
                 const Group &group = x[r * num_groups + g];
-                acc[r][v] = fma(to_float(sums[r][v]), scale[v] * splat(group.scale), acc[r][v]);
-                if constexpr (kHasOffset) acc[r][v] = fma(offset[v], splat(group.total), acc[r][v]);
+                for (int s = 0; s < kSums; ++s)
+                    acc[r][v] = fma(to_float(sums[r][s][v]), blocks.scale[s][v] * splat(group.scale), acc[r][v]);
+                if constexpr (kShape.has_offset) acc[r][v] = fma(blocks.offset[v], splat(group.total), acc[r][v]);
             }
-        data += kPanel * kGroup / (format == Format::q8_0 ? 1 : 2);
-        since_head = since_head + 1 == head_groups ? 0 : since_head + 1;
+        blocks.end_piece();
     }
     for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVecs; ++v) put<T>(args, token + r, panel * kPanel + v * kLanes, acc[r][v]);
@@ -194,6 +182,11 @@ void run_format(const LinearArgs &args, const Context &context) {
         case Format::q8_0: return run<Format::q8_0, T>(args, context);
         case Format::q4_0: return run<Format::q4_0, T>(args, context);
         case Format::q4_1: return run<Format::q4_1, T>(args, context);
+        case Format::q5_0: return run<Format::q5_0, T>(args, context);
+        case Format::q5_1: return run<Format::q5_1, T>(args, context);
+        case Format::q4_k: return run<Format::q4_k, T>(args, context);
+        case Format::q5_k: return run<Format::q5_k, T>(args, context);
+        case Format::q6_k: return run<Format::q6_k, T>(args, context);
         case Format::w4: return run<Format::w4, T>(args, context);
         default: return;  // the border lets no other format through
     }

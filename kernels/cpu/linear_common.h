@@ -6,7 +6,7 @@
 // bit.
 #pragma once
 
-#include "simd.h"
+#include "read_blocks.h"
 
 namespace headrace::HEADRACE_TIER {
 namespace {
@@ -70,60 +70,34 @@ struct ReadBF16 : FloatProducts {
     }
 };
 
-// Groups of 32 columns of blocks with scales of 16 bits, or of w4.
+// GGUF's blocks and w4.
 template <Format format>
 struct ReadBlocks : FloatProducts {
     static constexpr bool kIsCheap = false;
-    static constexpr bool kIsW4 = format == Format::w4;
-    static constexpr bool kHasOffset = kIsW4 || format == Format::q4_1;
-    const char *data;     // quads of the current 32 columns
-    const char *head;     // next head
-    int64_t group_quads;  // quads of columns that share a head
-    int64_t quad = 0;     // since the head
-    V scale[kVecs], offset[kVecs];
+    static constexpr BlockShape kShape = BlockShape::of(format);
+    BlockReader<format> blocks;
+    int quad = 0;  // of the piece
 
-    ReadBlocks(const Weight &weight, const char *panel)
-        : data(panel), head(panel), group_quads(kIsW4 ? weight.group / 4 : 8) {}
+    ReadBlocks(const Weight &weight, const char *panel) : blocks(weight, panel) {}
 
     INLINE void next(V (&w)[kChains][kVecs]) {
-        if (quad == 0) read_head();
-        const int64_t u = quad % 8;
-        __builtin_prefetch(data + u * 64 + kPrefetch);
+        if (quad == 0) blocks.next_piece();
+        __builtin_prefetch(blocks.data + quad * 64 + kPrefetch);
         for (int v = 0; v < kVecs; ++v) {
-            I word;
-            if constexpr (format == Format::q8_0)
-                word = load<I>(data + (u * kPanel + v * kLanes) * 4);
-            else
-                word = load<I>(data + (u % 4 * kPanel + v * kLanes) * 4) >> static_cast<int>(u / 4 * 4);
+            const I word = blocks.quad(quad, v);
+            const V scale = blocks.scale[kShape.num_scales == 2 ? quad / 4 : 0][v];
             for (int c = 0; c < kChains; ++c) {
-                if constexpr (format == Format::q8_0)
-                    w[c][v] = to_float((word << (24 - 8 * c)) >> 24) * scale[v];
-                else if constexpr (format == Format::q4_0)
-                    w[c][v] = to_float(((word >> (8 * c)) & 15) - 8) * scale[v];
+                if constexpr (kShape.bits == 8)
+                    w[c][v] = to_float((word << (24 - 8 * c)) >> 24) * scale;
                 else
-                    w[c][v] = to_float((word >> (8 * c)) & 15) * scale[v] + offset[v];
+                    w[c][v] = to_float(((word >> (8 * c)) & 255) - kShape.zero) * scale;
+                if constexpr (kShape.has_offset) w[c][v] = w[c][v] + blocks.offset[v];
             }
         }
-        ++quad;
-        if (quad % 8 == 0) data += format == Format::q8_0 ? 512 : 256;
-        if (quad == group_quads) {
+        if (++quad == 8) {
             quad = 0;
-            head = data;
+            blocks.end_piece();
         }
-    }
-
-    INLINE void read_head() {
-        for (int v = 0; v < kVecs; ++v) {
-            if constexpr (kIsW4) {
-                scale[v] = load<V>(head + v * kLanes * 4);
-                offset[v] = load<V>(head + (kPanel + v * kLanes) * 4);
-            } else {
-                scale[v] = load_as_float(reinterpret_cast<const f16 *>(head) + v * kLanes);
-                if constexpr (kHasOffset)
-                    offset[v] = load_as_float(reinterpret_cast<const f16 *>(head) + kPanel + v * kLanes);
-            }
-        }
-        data = head + kPanel * (kIsW4 ? 8 : kHasOffset ? 4 : 2);
     }
 };
 
@@ -284,6 +258,11 @@ void run_format(const LinearArgs &args, const Context &context) {
         case Format::q8_0: return Path::template run<ReadBlocks<Format::q8_0>, T>(args, context);
         case Format::q4_0: return Path::template run<ReadBlocks<Format::q4_0>, T>(args, context);
         case Format::q4_1: return Path::template run<ReadBlocks<Format::q4_1>, T>(args, context);
+        case Format::q5_0: return Path::template run<ReadBlocks<Format::q5_0>, T>(args, context);
+        case Format::q5_1: return Path::template run<ReadBlocks<Format::q5_1>, T>(args, context);
+        case Format::q4_k: return Path::template run<ReadBlocks<Format::q4_k>, T>(args, context);
+        case Format::q5_k: return Path::template run<ReadBlocks<Format::q5_k>, T>(args, context);
+        case Format::q6_k: return Path::template run<ReadBlocks<Format::q6_k>, T>(args, context);
         case Format::w4: return Path::template run<ReadBlocks<Format::w4>, T>(args, context);
     }
 }

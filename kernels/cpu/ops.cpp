@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "attention_plan.h"
+#include "block_shape.h"
 #include "border.h"
 #include "convert.h"
 #include "isa.h"
@@ -35,7 +36,7 @@ void linear(Out out, In x, const PackedWeight &weight, std::optional<Floats> bia
     want(out, "out", {dim(x, 0), packed.rows});
     LinearArgs args{x.data(), dtype_of(x, "x"), dim(x, 0), packed, optional_floats(bias, "bias", packed.rows), out.data()};
     want_same(out, "out", args.dtype);
-    if (quantize_x && (packed.format < Format::q8_0)) refuse("quantize_x needs a weight of GGUF blocks or of int4");
+    if (quantize_x && !has_blocks(packed.format)) refuse("quantize_x needs a weight of GGUF blocks or of int4");
     if (args.num_tokens == 0) return;
     const Kernels &table = kernels();
     nb::gil_scoped_release release;
@@ -294,8 +295,9 @@ void write_dense(PackedWeight &weight, std::int64_t start, In rows) {
 void write_blocks(PackedWeight &weight, std::int64_t start,
                   nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu> rows) {
     const Format format = weight.weight().format;
-    const std::int64_t block = format == Format::q8_0 ? 34 : format == Format::q4_0 ? 18 : 20;
-    want(rows, "rows", {-1, weight.weight().cols / 32 * block});
+    if (!is_gguf(format)) refuse("the weight is not of a GGUF block format");
+    const BlockShape shape = BlockShape::of(format);
+    want(rows, "rows", {-1, weight.weight().cols / shape.group_columns * shape.file_bytes});
     nb::gil_scoped_release release;
     weight.write_blocks(start, dim(rows, 0), rows.data());
 }

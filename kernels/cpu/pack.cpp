@@ -10,14 +10,13 @@
 #include <vector>
 
 #include "convert.h"
+#include "pack_blocks.h"
 #include "thread_pool.h"
 
 namespace headrace {
 namespace {
 
 constexpr std::int64_t kMaxNumbers = std::int64_t{1} << 46;  // so that no size below overflows
-constexpr std::int64_t kGroup = 32;  // columns of a GGUF block
-constexpr std::int64_t kNibbles = kGroup / 2 * kPanel;  // bytes of 32 columns of 4-bit values in a panel
 constexpr int kByteOf[4] = {0, 2, 1, 3};  // i8: where column k % 4 stands
 
 struct Shape {
@@ -26,16 +25,10 @@ struct Shape {
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-bool is_block(Format format) { return format == Format::q8_0 || format == Format::q4_0 || format == Format::q4_1; }
-
-// Bytes of one group of a panel.
-std::int64_t group_bytes(Format format, std::int64_t group) {
-    switch (format) {
-        case Format::q8_0: return 2 * kPanel + kGroup * kPanel;
-        case Format::q4_0: return 2 * kPanel + kNibbles;
-        case Format::q4_1: return 4 * kPanel + kNibbles;
-        default: return 8 * kPanel + group / kGroup * kNibbles;
-    }
+// Columns of a group of a format of blocks.
+std::int64_t group_columns(Format format, std::int64_t group) {
+    const std::int64_t own = BlockShape::of(format).group_columns;
+    return own ? own : group;
 }
 
 Shape shape_of(Format format, std::int64_t rows, std::int64_t cols, std::int64_t group) {
@@ -43,9 +36,10 @@ Shape shape_of(Format format, std::int64_t rows, std::int64_t cols, std::int64_t
         throw std::invalid_argument("a packed weight needs at least one row and one column, got [" +
                                     std::to_string(rows) + ", " + std::to_string(cols) + "]");
     if (rows > kMaxNumbers / cols) throw std::bad_alloc();
-    if (is_block(format) && cols % kGroup != 0)
-        throw std::invalid_argument("GGUF blocks hold 32 columns, got " + std::to_string(cols) + " columns");
-    if (format == Format::w4 ? group < kGroup || group % kGroup != 0 : group != 0)
+    if (is_gguf(format) && cols % group_columns(format, group) != 0)
+        throw std::invalid_argument("these GGUF blocks hold " + std::to_string(group_columns(format, group)) +
+                                    " columns, got " + std::to_string(cols) + " columns");
+    if (format == Format::w4 ? group < kPieceColumns || group % kPieceColumns != 0 : group != 0)
         throw std::invalid_argument("group must be a multiple of 32 for format w4 and 0 for others, got " +
                                     std::to_string(group));
     // 2^31 / 127^2: an int32 sum of more products could overflow.
@@ -59,8 +53,9 @@ Shape shape_of(Format format, std::int64_t rows, std::int64_t cols, std::int64_t
         case Format::f16: padded = round_up(cols, 8), bytes = padded * kPanel * 2; break;
         case Format::i8: padded = round_up(cols, 16), bytes = padded * kPanel; break;
         default:
-            padded = round_up(cols, std::max(group, kGroup));
-            bytes = padded / std::max(group, kGroup) * group_bytes(format, group);
+            const std::int64_t columns = group_columns(format, group);
+            padded = round_up(cols, columns);
+            bytes = padded / columns * BlockShape::of(format).group_bytes(columns);
     }
     return {padded, bytes, num_panels};
 }
@@ -76,7 +71,8 @@ std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols, s
 PackedWeight::PackedWeight(Format format, std::int64_t rows, std::int64_t cols, std::int64_t group) {
     const Shape shape = shape_of(format, rows, cols, group);
     memory_ = allocate(static_cast<std::size_t>(packed_bytes(format, rows, cols, group)));
-    weight_ = {format, rows, cols, shape.padded_cols, shape.panel_bytes, group, memory_.data, nullptr, nullptr};
+    const std::int64_t columns = has_blocks(format) ? group_columns(format, group) : 0;
+    weight_ = {format, rows, cols, shape.padded_cols, shape.panel_bytes, columns, memory_.data, nullptr, nullptr};
     if (format == Format::i8) {
         char *behind = memory_.data + shape.num_panels * shape.panel_bytes;
         weight_.scales = reinterpret_cast<const float *>(behind);
@@ -110,7 +106,7 @@ void for_rows(std::int64_t start, std::int64_t num_rows, std::size_t scratch_byt
 void PackedWeight::write_dense(std::int64_t start, std::int64_t num_rows, const void *data, Dtype dtype) {
     check_rows(start, num_rows);
     const Format format = weight_.format;
-    if (is_block(format) || format == Format::w4)
+    if (has_blocks(format))
         throw std::invalid_argument("a weight of 4-bit or GGUF blocks is not written from dense rows");
     const std::int64_t cols = weight_.cols;
     std::atomic<std::int64_t> bad_row{-1};
@@ -183,21 +179,13 @@ void PackedWeight::write_int8(std::int64_t start, std::int64_t num_rows, const s
 void PackedWeight::write_blocks(std::int64_t start, std::int64_t num_rows, const std::uint8_t *blocks) {
     check_rows(start, num_rows);
     const Format format = weight_.format;
-    if (!is_block(format)) throw std::invalid_argument("the weight is not of a GGUF block format");
-    // A block in the file: f16 scale, q4_1's f16 offset, then the bytes that we cut into words of four.
-    const std::int64_t head = format == Format::q4_1 ? 4 : 2, words = format == Format::q8_0 ? 8 : 4;
-    const std::int64_t block_bytes = head + words * 4, stride = group_bytes(format, 0);
-    const std::int64_t num_groups = weight_.cols / kGroup;
+    if (!is_gguf(format)) throw std::invalid_argument("the weight is not of a GGUF block format");
+    const BlockShape shape = BlockShape::of(format);
+    const std::int64_t num_blocks = weight_.cols / weight_.group, stride = shape.group_bytes(weight_.group);
     for_rows(start, num_rows, 0, [&](std::int64_t row, char *) {
-        const std::uint8_t *source = blocks + (row - start) * num_groups * block_bytes;
-        char *target = panel(row);
-        const std::int64_t lane = row % kPanel;
-        for (std::int64_t g = 0; g < num_groups; ++g, source += block_bytes, target += stride) {
-            for (std::int64_t h = 0; h < head / 2; ++h)
-                std::memcpy(target + (h * kPanel + lane) * 2, source + h * 2, 2);
-            for (std::int64_t u = 0; u < words; ++u)
-                std::memcpy(target + head * kPanel + (u * kPanel + lane) * 4, source + head + u * 4, 4);
-        }
+        const std::uint8_t *source = blocks + (row - start) * num_blocks * shape.file_bytes;
+        for (std::int64_t g = 0; g < num_blocks; ++g)
+            write_block(format, source + g * shape.file_bytes, panel(row) + g * stride, row % kPanel);
     });
 }
 
@@ -210,16 +198,17 @@ void PackedWeight::write_int4(std::int64_t start, std::int64_t num_rows, const s
         throw std::invalid_argument("int4 weights must lie in [0, 15]");
     for_rows(start, num_rows, 0, [&](std::int64_t row, char *) {
         const std::int64_t lane = row % kPanel;
+        const BlockShape shape = BlockShape::of(Format::w4);
+        const std::uint8_t *row_values = values + (row - start) * cols;
         for (std::int64_t g = 0; g < num_groups; ++g) {
-            char *target = panel(row) + g * group_bytes(Format::w4, group);
+            char *target = panel(row) + g * shape.group_bytes(group);
             std::memcpy(target + lane * 4, scales + (row - start) * num_groups + g, 4);
             std::memcpy(target + (kPanel + lane) * 4, offsets + (row - start) * num_groups + g, 4);
-            auto *bytes = reinterpret_cast<std::uint8_t *>(target + 8 * kPanel);
-            for (std::int64_t k = g * group; k < std::min(cols, (g + 1) * group); ++k) {
-                const std::int64_t j = k % kGroup % 16, in_group = k % group / kGroup;
-                std::uint8_t &byte = bytes[in_group * kNibbles + (j / 4 * kPanel + lane) * 4 + j % 4];
-                const int shift = k % kGroup >= 16 ? 4 : 0;
-                byte = static_cast<std::uint8_t>((byte & ~(15 << shift)) | values[(row - start) * cols + k] << shift);
+            target += shape.group_head_bytes;
+            for (std::int64_t k = g * group; k < std::min(cols, (g + 1) * group); k += kPieceColumns) {
+                std::uint8_t piece[kPieceColumns] = {};
+                std::copy(row_values + k, row_values + std::min(cols, k + kPieceColumns), piece);
+                write_integers(shape.bits, piece, target + k % group / kPieceColumns * shape.piece_bytes, lane);
             }
         }
     });
@@ -247,30 +236,7 @@ void PackedWeight::read_row(std::int64_t row, float *out) const {
         }
         return;
     }
-    const std::int64_t group = std::max(weight_.group, kGroup), stride = group_bytes(format, weight_.group);
-    for (std::int64_t k = 0; k < cols; ++k) {
-        const char *head = source + k / group * stride;
-        float scale, offset = 0;
-        const char *bytes;
-        if (format == Format::w4) {
-            scale = number(head, Dtype::f32, lane);
-            offset = number(head, Dtype::f32, kPanel + lane);
-            bytes = head + 8 * kPanel + k % group / kGroup * kNibbles;
-        } else {
-            scale = number(head, Dtype::f16, lane);
-            if (format == Format::q4_1) offset = number(head, Dtype::f16, kPanel + lane);
-            bytes = head + (format == Format::q4_1 ? 4 : 2) * kPanel;
-        }
-        const std::int64_t j = k % kGroup;
-        if (format == Format::q8_0) {
-            out[k] = static_cast<float>(static_cast<std::int8_t>(bytes[(j / 4 * kPanel + lane) * 4 + j % 4])) * scale;
-            continue;
-        }
-        const auto byte = static_cast<std::uint8_t>(bytes[(j % 16 / 4 * kPanel + lane) * 4 + j % 4]);
-        const int value = j >= 16 ? byte >> 4 : byte & 15;
-        out[k] = format == Format::q4_0 ? static_cast<float>(value - 8) * scale
-                                        : static_cast<float>(value) * scale + offset;
-    }
+    read_block_row(weight_, source, lane, out);
 }
 
 }  // namespace headrace

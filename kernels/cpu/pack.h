@@ -5,11 +5,7 @@
 //   bf16   [k / 2][16][2], pairs of columns, as a bf16 dot product reads them
 //   f16    [k][16]
 //   i8     [k / 4][16][4] int8, four columns in the order 0, 2, 1, 3: the even bytes are the first pair
-//   q8_0   groups of 32 columns: scale f16 [16], then [8][16][4] int8
-//   q4_0   groups of 32 columns: scale f16 [16], then [4][16][4] bytes; byte (u, row, b) holds column 4 u + b in
-//          its low and column 4 u + b + 16 in its high half; weight = scale * (q - 8)
-//   q4_1   groups of 32 columns: scale f16 [16], offset f16 [16], then as q4_0; weight = scale * q + offset
-//   w4     groups of `group` columns: scale f32 [16], offset f32 [16], then every 32 columns as q4_1
+//   GGUF's blocks and w4: see block_shape.h
 // i8 has a float scale and the sum of its integers for each row in arrays of their own. Padding is zero.
 #pragma once
 

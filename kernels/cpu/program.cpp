@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "block_shape.h"
 #include "convert.h"
 #include "isa.h"
 #include "thread_pool.h"
@@ -121,7 +122,7 @@ void Program::linear(const View &out, const View &x, const PackedWeight &weight,
     want_dense(x, "x");
     want_dense(out, "out");
     want_length(bias, packed.rows, "bias");
-    if (quantize_x && packed.format < Format::q8_0) refuse("quantize_x needs a weight of GGUF blocks or of int4");
+    if (quantize_x && !has_blocks(packed.format)) refuse("quantize_x needs a weight of GGUF blocks or of int4");
     LinearArgs most{at(x), x.dtype, max_rows(x), packed, nullptr, at(out)};
     const Kernels &table = kernels();
     const std::size_t scratch = quantize_x ? table.linear_blocks_scratch(most) : table.linear_scratch(most);

@@ -6,11 +6,24 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+gguf = pytest.importorskip("gguf")
 ops = pytest.importorskip("headrace.kernels.cpu._ops", reason="the kernels are not built: pip install -e .")
 
 Array = npt.NDArray[Any]
 DENSE = ("float32", "bfloat16", "float16")
-BLOCKS = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
+BLOCKS = {
+    "q8_0": (32, 34),
+    "q4_0": (32, 18),
+    "q4_1": (32, 20),
+    "q5_0": (32, 22),
+    "q5_1": (32, 24),
+    "q4_k": (256, 144),
+    "q5_k": (256, 176),
+    "q6_k": (256, 210),
+}
+"""Columns and bytes of a block in a GGUF file."""
+HALVES = {"q4_1": (0, 2), "q5_1": (0, 2), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
+"""Where a block has numbers in float16; at its start if it is not here."""
 
 
 def rng(*key: int) -> np.random.Generator:
@@ -48,21 +61,21 @@ def make(kit: Any, format: str, rows: int, cols: int, seed: int = 0) -> tuple[An
 
 
 def gguf_rows(random: np.random.Generator, format: str, rows: int, cols: int) -> tuple[Array, Array]:
-    """Random blocks as they stand in a GGUF file, and their values by the definition of the format."""
-    n = cols // 32
-    d = random.uniform(0.01, 0.1, (rows, n, 1)).astype(np.float16)
-    m = random.uniform(-1, 0, (rows, n, 1)).astype(np.float16)
-    if format == "q8_0":
-        q = random.integers(-128, 128, (rows, n, 32)).astype(np.int8)
-        raw = np.concatenate([d.view(np.uint8), q.view(np.uint8)], -1)
-        return raw.reshape(rows, -1), (q * d.astype(np.float64)).reshape(rows, cols)
-    q = random.integers(0, 256, (rows, n, 16)).astype(np.uint8)
-    nibbles = np.concatenate([q & 15, q >> 4], -1).astype(np.float64)
-    if format == "q4_0":
-        raw = np.concatenate([d.view(np.uint8), q], -1)
-        return raw.reshape(rows, -1), ((nibbles - 8) * d.astype(np.float64)).reshape(rows, cols)
-    raw = np.concatenate([d.view(np.uint8), m.view(np.uint8), q], -1)
-    return raw.reshape(rows, -1), (nibbles * d.astype(np.float64) + m.astype(np.float64)).reshape(rows, cols)
+    """Random blocks as they stand in a GGUF file, and their values by the gguf package."""
+    columns, num_bytes = BLOCKS[format]
+    raw = random.integers(0, 256, (rows, cols // columns, num_bytes)).astype(np.uint8)
+    for n, at in enumerate(HALVES.get(format, (0,))):
+        halves = random.uniform(*((0.01, 0.1) if n == 0 else (0.05, 1)), raw.shape[:2])
+        raw[..., at : at + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
+    raw = raw.reshape(rows, -1)
+    meaning = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[format.upper()])
+    return raw, meaning.astype(np.float64)
+
+
+def fit(format: str, cols: int) -> int:
+    """As many columns or a few more, so that blocks fill a row."""
+    columns = BLOCKS.get(format, (1, 0))[0]
+    return -(-cols // columns) * columns
 
 
 def oracle(kit: Any, format: str, x: Array, meaning: Array, bias: Array | None) -> Array:
@@ -85,6 +98,7 @@ FORMATS = (*DENSE, "int8", "int4", *BLOCKS)
     ("num_tokens", "rows", "cols"), [(1, 48, 64), (1, 1, 32), (2, 17, 96), (7, 33, 160), (131, 50, 2080)]
 )
 def test_linear(kit: Any, tier: str, format: str, dtype: str, num_tokens: int, rows: int, cols: int) -> None:
+    cols = fit(format, cols)
     weight, meaning = make(kit, format, rows, cols)
     x = kit.to_dtype(rng(1, num_tokens).standard_normal((num_tokens, cols)), dtype)
     bias = rng(2).standard_normal(rows).astype(np.float32)
@@ -110,8 +124,9 @@ def test_odd_numbers_of_columns(kit: Any, tier: str, format: str, cols: int) -> 
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
 @pytest.mark.parametrize("format", FORMATS)
 def test_bits_do_not_depend_on_batch_or_threads(kit: Any, tier: str, format: str, dtype: str) -> None:
-    weight, _ = make(kit, format, 75, 1088)
-    x = kit.to_dtype(rng(4).standard_normal((130, 1088)), dtype)
+    cols = fit(format, 1088)
+    weight, _ = make(kit, format, 75, cols)
+    x = kit.to_dtype(rng(4).standard_normal((130, cols)), dtype)
     whole = kit.Guarded((130, 75), dtype).array
     ops.set_num_threads(1)
     ops.linear(whole, x, weight)
@@ -133,6 +148,7 @@ QUANTIZED = ("int4", *BLOCKS)
 def test_linear_of_quantized_x(
     kit: Any, tier: str, format: str, dtype: str, num_tokens: int, rows: int, cols: int
 ) -> None:
+    cols = fit(format, cols)
     weight, meaning = make(kit, format, rows, cols)
     x = kit.to_dtype(rng(8, num_tokens).standard_normal((num_tokens, cols)), dtype)
     bias = rng(2).standard_normal(rows).astype(np.float32)
@@ -150,8 +166,9 @@ def test_linear_of_quantized_x(
 
 @pytest.mark.parametrize("format", QUANTIZED)
 def test_bits_with_quantized_x_do_not_depend_on_batch_or_threads(kit: Any, tier: str, format: str) -> None:
-    weight, _ = make(kit, format, 75, 1088)
-    x = rng(9).standard_normal((130, 1088)).astype(np.float32)
+    cols = fit(format, 1088)
+    weight, _ = make(kit, format, 75, cols)
+    x = rng(9).standard_normal((130, cols)).astype(np.float32)
     x[3] = 0
     whole = kit.Guarded((130, 75), "float32").array
     ops.set_num_threads(1)
@@ -168,9 +185,10 @@ def test_bits_with_quantized_x_do_not_depend_on_batch_or_threads(kit: Any, tier:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_embedding(kit: Any, format: str) -> None:
-    weight, meaning = make(kit, format, 50, 96)
+    cols = fit(format, 96)
+    weight, meaning = make(kit, format, 50, cols)
     token_ids = np.array([49, 0, 17, 17, 31], np.int32)
-    out = kit.Guarded((5, 96), "float32")
+    out = kit.Guarded((5, cols), "float32")
     ops.embedding(out.array, token_ids, weight)
     np.testing.assert_allclose(out.check(), meaning[token_ids], rtol=2e-7, atol=1e-7)
 
@@ -241,6 +259,8 @@ def test_errors(kit: Any) -> None:
         ops.PackedWeight("int3", 4, 8)
     with pytest.raises(ValueError, match="32 columns, got 40"):
         ops.PackedWeight("q4_0", 4, 40)
+    with pytest.raises(ValueError, match="256 columns, got 288"):
+        ops.PackedWeight("q6_k", 4, 288)
     with pytest.raises(ValueError, match="group must be a multiple of 32"):
         ops.PackedWeight("int4", 4, 64, 48)
     with pytest.raises(ValueError, match="rows 3 to 5 are not all in a weight of 4 rows"):

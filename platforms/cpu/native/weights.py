@@ -14,7 +14,7 @@ from headrace.core.weights.quantize import Scheme
 from headrace.core.weights.source import HostTensor, LoadedParam
 from headrace.kernels.cpu import _ops
 
-BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
+BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 """GGUF block types that the kernels multiply as they stand."""
 SCHEMES = (*BLOCK_FORMATS, "int8", "int4")
 _CHUNK_VALUES = 1 << 22
