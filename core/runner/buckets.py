@@ -38,6 +38,8 @@ class Grid:
     width: int = 8
     smallest_width: int = 64
     smallest_reqs: int = 8
+    few_reqs: bool = False
+    """steps of many tokens have a size of their own for few requests: their attention computes what is padding"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,7 @@ class Buckets:
         self.num_reqs = _steps(
             grid.smallest_reqs, config.max_num_seqs, factor=grid.num_reqs, multiple=grid.smallest_reqs
         )
+        self.chunk_reqs = tuple(dict.fromkeys((self.num_reqs[0 if grid.few_reqs else -1], self.num_reqs[-1])))
         self.num_tokens = _steps(
             _SMALLEST_CHUNK, config.max_num_batched_tokens, factor=grid.num_tokens, multiple=_TOKENS_MULTIPLE
         )
@@ -117,7 +120,7 @@ class Buckets:
     def all_forward(self) -> list[ForwardBucket]:
         """Every forward pass that warmup compiles."""
         decodes = [] if self._is_encoder else [(n, n, True) for n in self.num_reqs]
-        chunks = [(n, self.num_reqs[-1], False) for n in self.num_tokens]
+        chunks = [(n, reqs, False) for n in self.num_tokens for reqs in self.chunk_reqs]
         return [
             ForwardBucket(num_tokens=tokens, num_reqs=reqs, num_picked=reqs, width=width, decode=decode)
             for tokens, reqs, decode in (*decodes, *chunks)
@@ -151,7 +154,7 @@ class Buckets:
         if decode:
             reqs = tokens = _next(self.num_reqs, max(num_reqs, num_samples))
         else:
-            reqs, tokens = max(self.num_reqs[-1], num_reqs), _next(self.num_tokens, num_tokens)
+            reqs, tokens = _next(self.chunk_reqs, num_reqs), _next(self.num_tokens, num_tokens)
         # Only steps that verify drafts sample more often than they have requests.
         picked = reqs if num_samples <= reqs else _next(self.num_tokens, num_samples)
         return ForwardBucket(num_tokens=tokens, num_reqs=reqs, num_picked=picked, width=width, decode=decode)

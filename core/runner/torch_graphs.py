@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import Unsupported
 from ..ops._torch import torch_dtype
@@ -183,48 +185,90 @@ _HOST_READS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Where a replay keeps the result of one operation for those that take it."""
+
+    number: int
+
+
 class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every operation with its arguments and results, which stay alive so that they can be told apart."""
+    """Every operation: what it took, results of earlier ones as slots, and the slots of what it made.
+
+    Results are not kept alive: while a step is recorded it takes no more memory than otherwise.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[tuple[Any, Any, Any, Any]] = []
-        self._constants: set[int] = set()
+        self.operations: list[tuple[Any, Any, Any, list[_Slot | None]]] = []
+        self.slots: Any = WeakIdKeyDictionary()
+        self.last_use: dict[int, int] = {}
+        """by slot, the place of the last operation that takes or makes it"""
+        self._constants: Any = WeakIdKeyDictionary()
         """results of operations on Python's own numbers, which may be read"""
+
+    def results(self) -> list[torch.Tensor]:
+        """Results that somebody still holds."""
+        return list(self.slots)
 
     def replay(self, outputs: Sequence[torch.Tensor]) -> None:
         """Run the operations again, on whatever the arrays that they began with hold now, and fill `outputs` anew."""
         values: dict[int, Any] = {}
+        results = [(self.slots[output].number, output) for output in outputs if output in self.slots]
+        kept = {number for number, _ in results}
 
         def current(value: Any) -> Any:
-            return values.get(id(value), value) if isinstance(value, torch.Tensor) else value
+            return values[value.number] if isinstance(value, _Slot) else value
 
-        for operation, args, kwargs, made in self.operations:
+        for place, (operation, args, kwargs, made) in enumerate(self.operations):
             again = operation(*tree_map(current, args), **tree_map(current, kwargs))
-            for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
-                if isinstance(old, torch.Tensor):
-                    values[id(old)] = new
-        for output in outputs:
-            new = values.get(id(output), output)
-            if new is not output:
-                output.copy_(new)
+            for slot, new in zip(made, tree_leaves(again), strict=True):
+                if slot is not None:
+                    values[slot.number] = new
+            for slot in (*_slots((args, kwargs)), *filter(None, made)):
+                if self.last_use[slot.number] == place and slot.number not in kept:
+                    values.pop(slot.number, None)
+        for number, output in results:
+            output.copy_(values[number])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is aten.lift_fresh.default:
-            made = func(*args, **kwargs)
-            self._constants.add(id(made))
-        elif func in _HOST_READS and id(args[0]) in self._constants:
+        if func in _HOST_READS and args[0] in self._constants:
             return func(*args, **kwargs)
-        elif func in _HOST_READS or (func is aten.index.Tensor and any(map(_is_mask, args[1]))):
+        if func in _HOST_READS or (func is aten.index.Tensor and any(map(_is_mask, args[1]))):
             raise Unsupported(f"a recorded step reads a value on the host: {func}")
-        else:
-            made = func(*args, **kwargs)
-        for leaf in tree_leaves(made):
+        taken = tree_map(self._noted, (args, kwargs))
+        result = func(*args, **kwargs)
+        made = [self._make(leaf, args) for leaf in tree_leaves(result)]
+        for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64:
                 raise Unsupported(f"a recorded step computes in float64: {func}")
-        self.operations.append((func, args, kwargs, made))
-        return made
+        if func is aten.lift_fresh.default:
+            self._constants[result] = True
+        for slot in (*_slots(taken), *made):
+            if slot is not None:
+                self.last_use[slot.number] = len(self.operations)
+        self.operations.append((func, *taken, made))
+        return result
+
+    def _noted(self, value: Any) -> Any:
+        return self.slots.get(value, value) if isinstance(value, torch.Tensor) else value
+
+    def _make(self, leaf: Any, args: Sequence[Any]) -> _Slot | None:
+        """The slot of a result; None for what needs none: it is no tensor, or an array from outside, written to."""
+        if not isinstance(leaf, torch.Tensor):
+            return None
+        if leaf not in self.slots:
+            if any(leaf is arg for arg in args):
+                return None
+            self.slots[leaf] = _Slot(len(self.last_use))
+            self.last_use[self.slots[leaf].number] = len(self.operations)
+        slot: _Slot = self.slots[leaf]
+        return slot
+
+
+def _slots(tree: Any) -> list[_Slot]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, _Slot)]
 
 
 def _is_mask(index: torch.Tensor | None) -> bool:
