@@ -8,6 +8,7 @@ from ..errors import PluginError
 from ..platform import OpContext, OpProvider
 from ..suggest import did_you_mean
 from . import attention, elementwise, moe, norm, packed, ragged, rope, sampling, state, transfer
+from .drift import adapt
 
 DEFINITION = "definition"
 """The provider that stands behind all others: core/ops itself."""
@@ -127,7 +128,7 @@ def select_ops(
         chosen, declined = _choose(unit, ranked, context)
         for op in unit:
             if chosen is not None:
-                overrides[op] = chosen.ops[op]
+                overrides[op] = adapt(op, chosen.name, chosen.ops[op], getattr(OpTable, op))
             report[op] = Selection(op=op, provider=chosen.name if chosen else last_resort, declined=declined)
     return OpTable(overrides), tuple(report[op] for op in op_names())
 
