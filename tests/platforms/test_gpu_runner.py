@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
 
 from headrace.core.config import DeviceConfig, EngineConfig
 from headrace.core.devices import open_device
@@ -94,8 +93,8 @@ class FakeGpu:
         self.log.append("capture")
         with Notes() as notes:
             yield
-        made = [leaf for *_, results in notes.operations for leaf in tree_leaves(results)]
-        graph.again = lambda: notes.replay([leaf for leaf in made if isinstance(leaf, torch.Tensor)])
+        results = notes.results()
+        graph.again = lambda: notes.replay(results)
 
     def synchronize(self) -> None:
         """Note that somebody waits for the whole device."""

@@ -1,4 +1,4 @@
-"""examples/third_party_backend, installed beside headrace as docs/add-a-platform.md says; every command there runs."""
+"""examples/third_party_backend, installed beside headrace by docs/add-a-platform.md; every command there runs."""
 
 import os
 import re
