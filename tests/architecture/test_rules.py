@@ -43,6 +43,20 @@ def test_no_file_is_over_600_lines() -> None:
     assert not {str(path): n for path, n in lengths.items() if n > 600}
 
 
+@pytest.mark.parametrize("name", ["cuda", "rocm", "xpu", "gaudi", "tpu", "neuron"])
+def test_a_platform_is_under_1200_lines(name: str) -> None:
+    """With what it shares with others, without kernels: the folders that its modules import, each counted in full."""
+    folders, seen = {name}, set[str]()
+    while folders - seen:
+        seen.add(folder := (folders - seen).pop())
+        text = "".join(path.read_text(encoding="utf-8") for path in sources(f"platforms/{folder}"))
+        folders |= set(re.findall(r"^\s*from \.\.(\w+)\.", text, re.MULTILINE)) - {"cpu"}
+    lines = sum(
+        len(path.read_text(encoding="utf-8").splitlines()) for top in seen for path in sources(f"platforms/{top}")
+    )
+    assert 0 < lines < 1200, seen
+
+
 def test_every_module_says_why_it_exists() -> None:
     silent = [str(path.relative_to(ROOT)) for path in sources(*TOPS, "src") if not _docstring(path)]
     assert not silent
