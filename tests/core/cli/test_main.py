@@ -62,6 +62,13 @@ def test_help_takes_less_than_150_ms() -> None:
     assert min(seconds) < 0.15, seconds
 
 
+def test_the_package_runs_as_a_module() -> None:
+    import headrace
+
+    run = subprocess.run([sys.executable, "-m", "headrace", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout == f"headrace {headrace.__version__}\n"
+
+
 def test_version_is_the_packages() -> None:
     import headrace
 

@@ -1,0 +1,5 @@
+"""`python -m headrace` is `headrace`."""
+
+from headrace.core.cli import main
+
+main()
