@@ -311,7 +311,7 @@ def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
             kind="constant",
             compute=lambda: np.repeat(np.asarray(mixer.multipliers, np.float32), counts),
         )
-    yield from _linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.bias)
+    yield from _linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.out_bias)
 
 
 def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
@@ -333,10 +333,9 @@ def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     yield from _linear(f"{prefix}.router", num_experts, hidden_size, "replicated", moe.router_bias, quantizable=False)
     if moe.has_correction:
         yield Param(name=f"{prefix}.router.correction", shape=(num_experts,), kind="vector")
-    for name, pieces, rows, columns in (
-        ("gate_up_proj", ("gate_proj", "up_proj"), size, hidden_size),
-        ("down_proj", ("down_proj",), hidden_size, size),
-    ):
+    expert_size = moe.latent_size or hidden_size
+    up = ("gate_up_proj", ("gate_proj", "up_proj")) if moe.gated else ("up_proj", ("up_proj",))
+    for name, pieces, rows, columns in ((*up, size, expert_size), ("down_proj", ("down_proj",), expert_size, size)):
         for leaf in ("weight", "bias") if moe.bias else ("weight",):
             parts = tuple(
                 Part(name=f"{prefix}.experts.{expert}.{piece}.{leaf}", rows=rows)
@@ -354,6 +353,9 @@ def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
                 num_stacked=num_experts,
                 quantizable=leaf == "weight",
             )
+    if moe.latent_size:
+        yield from _linear(f"{prefix}.latent_in", moe.latent_size, hidden_size, "replicated", False)
+        yield from _linear(f"{prefix}.latent_out", hidden_size, moe.latent_size, "replicated", False)
     if moe.shared is not None:
         yield from _mlp(moe.shared, f"{prefix}.shared", hidden_size)
     if moe.shared_gated:

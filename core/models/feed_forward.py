@@ -42,18 +42,22 @@ def _moe(ops: OpTable, moe: MoeSpec, params: Params, prefix: str, x: Array) -> A
         num_groups_per_token=moe.num_groups_per_token,
         group_score=moe.group_score,
     )
+    up = f"{prefix}experts.gate_up_proj" if moe.gated else f"{prefix}experts.up_proj"
     out = ops.grouped_experts(
-        x,
+        ops.linear(x, params[f"{prefix}latent_in.weight"]) if moe.latent_size else x,
         weights,
         experts,
-        params[f"{prefix}experts.gate_up_proj.weight"],
+        params[f"{up}.weight"],
         params[f"{prefix}experts.down_proj.weight"],
-        params[f"{prefix}experts.gate_up_proj.bias"] if moe.bias else None,
+        params[f"{up}.bias"] if moe.bias else None,
         params[f"{prefix}experts.down_proj.bias"] if moe.bias else None,
         activation=moe.activation,
         clamp=moe.clamp,
         scale_input=moe.scale_input,
+        gated=moe.gated,
     )
+    if moe.latent_size:
+        out = ops.linear(out, params[f"{prefix}latent_out.weight"])
     if moe.shared is None:
         return out
     shared = _mlp(ops, moe.shared, params, f"{prefix}shared.", x)

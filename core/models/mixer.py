@@ -69,7 +69,7 @@ def mix(
             out, states = _delta(ops, mixer, params, prefix, projected, gates, states, rows, batch.max_query_len)
         case "conv":
             out, states = _conv(ops, mixer, params, prefix, projected, states, rows)
-    bias = params[f"{prefix}out_proj.bias"] if mixer.bias else None
+    bias = params[f"{prefix}out_proj.bias"] if mixer.out_bias else None
     out = ops.linear(out, params[f"{prefix}out_proj.weight"], bias)
     return (out if mixer.out_scale == 1.0 else ops.scale(out, mixer.out_scale)), states
 

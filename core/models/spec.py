@@ -161,7 +161,7 @@ NO_MLP = MlpSpec(intermediate_size=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSpec:
-    """A mixture of gated feed-forward blocks: a router picks num_experts_per_token of num_experts for each token."""
+    """A mixture of feed-forward blocks: a router picks num_experts_per_token of num_experts for each token."""
 
     num_experts: int
     num_experts_per_token: int
@@ -181,6 +181,10 @@ class MoeSpec:
     """only experts of so many groups are chosen from (DeepSeek)"""
     group_score: Literal["max", "top2"] = "top2"
     """a group's score: its best expert's, or the sum of its best two"""
+    gated: bool = True
+    """experts are down(act(gate(x)) * up(x)), else down(act(up(x)))"""
+    latent_size: int = 0
+    """experts read and write a projection of x of this size; 0: x itself"""
     router_bias: bool = False
     bias: bool = False
     """biases on the experts' projections"""
@@ -215,7 +219,9 @@ class MixerSpec:
     dt_rank: int = 0
     """mamba: size of the latent from which step sizes come"""
     bias: bool = False
-    """biases on the projections in and out"""
+    """a bias on the projection in"""
+    out_bias: bool = False
+    """a bias on the projection out"""
     conv_bias: bool = True
     norm: NormSpec | None = None
     """mamba: of step size, b and c; mamba2: of the gated output, by group; delta: of each head's output, before the

@@ -77,15 +77,17 @@ def grouped_experts(
     activation: "Activation" = "silu",
     clamp: float = 0.0,
     scale_input: bool = False,
+    gated: bool = True,
 ) -> Array:
-    """Sum over a token's experts of weight * down(act(gate(x)) * up(x)).
+    """Sum over a token's experts of weight * down(act(gate(x)) * up(x)), or of weight * down(act(up(x))).
 
     x: [num_tokens, hidden_size]; weights: float32 and experts: int32 [num_tokens, num_experts_per_token] by
     `route_experts`; gate_up, down: packed by `pack_stacked`, [num_experts, 2 * n, hidden_size] with gate above
     up, and [num_experts, hidden_size, n]; biases: float32 [num_experts * 2 * n] and [num_experts * hidden_size].
     clamp: gate is cut at clamp, up to [-clamp, clamp], and the block is (up + 1) * gate * sigmoid(1.702 * gate)
-    (gpt-oss); 0 is activation. scale_input: weights multiply x instead (Llama 4). A token's experts are summed in
-    the order in which they are listed, in float32 at least. Returns x's shape and dtype.
+    (gpt-oss); 0 is activation. scale_input: weights multiply x instead (Llama 4). gated: False if gate_up holds up
+    alone, [num_experts, n, hidden_size]. A token's experts are summed in the order in which they are listed, in
+    float32 at least. Returns x's shape and dtype.
     """
     import torch
     import torch.nn.functional as F
@@ -104,7 +106,8 @@ def grouped_experts(
         if start < end:
             inner_bias, outer_bias = (None if bias is None else bias[expert] for bias in biases)
             inner = F.linear(rows[start:end], gate_up[expert].to(x.dtype), inner_bias)
-            outputs[start:end] = F.linear(glu(inner, activation, clamp), down[expert].to(x.dtype), outer_bias)
+            inner = glu(inner, activation, clamp, gated)
+            outputs[start:end] = F.linear(inner, down[expert].to(x.dtype), outer_bias)
         start = end
     if not scale_input:
         outputs = outputs * factors
@@ -135,11 +138,15 @@ def expand_values(latents: Array, weight: Array, *, v_head_dim: int) -> Array:
     return torch.einsum("thr,hdr->thd", latents, weight[:, -v_head_dim:].to(latents.dtype))
 
 
-def glu(x: "torch.Tensor", activation: "Activation", clamp: float) -> "torch.Tensor":
-    """The gated block of an expert, [num_rows, 2 * n] -> [num_rows, n]; not an op, but what experts share."""
+def glu(x: "torch.Tensor", activation: "Activation", clamp: float, gated: bool = True) -> "torch.Tensor":
+    """The inside of an expert, [num_rows, 2 * n] or ungated [num_rows, n] -> [num_rows, n]; no op, but what experts
+    share."""
     import torch
 
-    gate, up = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if not gated:
+        return activate(wide, activation).to(x.dtype)
+    gate, up = wide.chunk(2, -1)
     if clamp:
         gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
         return ((up + 1) * gate * (1.702 * gate).sigmoid()).to(x.dtype)

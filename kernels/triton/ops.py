@@ -331,8 +331,10 @@ class TritonOps:
         activation: str = "silu",
         clamp: float = 0.0,
         scale_input: bool = False,
+        gated: bool = True,
     ) -> torch.Tensor:
-        """x: [num_tokens, hidden_size]; see core/ops/moe.py."""
+        """x: [num_tokens, hidden_size]; see core/ops/moe.py. Experts are gated."""
+        assert gated, "the kernel has no experts without a gate"
         num_tokens, hidden_size = x.shape
         num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
         per_token = experts.shape[1]

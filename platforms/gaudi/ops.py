@@ -46,6 +46,7 @@ def _grouped_experts(
     activation: "Activation" = "silu",
     clamp: float = 0.0,
     scale_input: bool = False,
+    gated: bool = True,
 ) -> Array:
     return moe.grouped_experts(
         x,
@@ -55,7 +56,7 @@ def _grouped_experts(
         down,
         gate_up_bias,
         down_bias,
-        glu=lambda inner: glu(inner, activation, clamp),
+        glu=lambda inner: glu(inner, activation, clamp, gated),
         scale_input=scale_input,
     )
 

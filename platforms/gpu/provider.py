@@ -110,4 +110,6 @@ def _declines(op: str, context: OpContext) -> str:
             activation = getattr(block, "activation", ACTIVATIONS[0])
             if activation not in ACTIVATIONS:
                 return f"the kernel has no activation {activation}"
+            if op == "grouped_experts" and layer.moe is not None and not layer.moe.gated:
+                return "the kernel has no experts without a gate"
     return ""

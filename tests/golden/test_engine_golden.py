@@ -17,7 +17,7 @@ NUM_TOKENS = 24
 PROMPT_LENGTHS = (1, 2, 5, 15, 16, 17, 33, 50)
 
 
-REPRESENTATIVES = ("gpt_oss", "falcon", "deepseek_v3")
+REPRESENTATIVES = ("gpt_oss", "falcon", "deepseek_v3", "mamba", "falcon_h1")
 """Golden cases that the default run takes through the engine; the full run takes all."""
 PARAMS = [
     *sorted(FAMILIES),

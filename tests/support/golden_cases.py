@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paged_model import Case
+from recurrent_cases import RECURRENT_CASES, RECURRENT_FLAGS
 from respelled import baichuan, chatglm, internlm2
 
 LLAMA3 = {
@@ -182,6 +183,7 @@ CASES = (
         twin="glm",
         respell=chatglm,
     ),
+    *RECURRENT_CASES,
 )
 FLAGS = (
     Case("cwm_full", "cwm", {"layer_types": ["full_attention"] * 4, "head_dim": 16}),
@@ -256,4 +258,5 @@ FLAGS = (
         {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "attention_bias": True},
         lengths=(50, 9),
     ),
+    *RECURRENT_FLAGS,
 )

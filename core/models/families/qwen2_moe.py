@@ -1,18 +1,21 @@
 """Qwen1.5-MoE and Qwen2-57B-A14B: Qwen2 with experts and a gated shared one."""
 
+from collections.abc import Mapping
+
+from ...weights.names import Stored
 from ..config import HFConfig
-from ..llama_like import llama_like, replace_attention, windowed_layer_types
+from ..llama_like import llama_like, read_activation, replace_attention, windowed_layer_types
 from ..mixtures import read_experts, replace_with_experts, sparse_steps
 from ..name_tables import EXPERTS, llama_names
-from ..spec import MlpSpec, ModelSpec
+from ..spec import MlpSpec, ModelSpec, MoeSpec
 
-WEIGHTS = llama_names(
-    {
-        **EXPERTS,
-        **{f"mlp.shared.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
-        "mlp.shared_gate": "mlp.shared_expert_gate",
-    }
-)
+SHARED: Mapping[str, str | Stored] = {
+    **EXPERTS,
+    **{f"mlp.shared.{name}_proj": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+    "mlp.shared_gate": "mlp.shared_expert_gate",
+}
+"""Experts and the shared one."""
+WEIGHTS = llama_names(SHARED)
 
 
 def to_spec(config: HFConfig) -> ModelSpec:
@@ -24,9 +27,12 @@ def to_spec(config: HFConfig) -> ModelSpec:
     )  # fmt: skip
     spec = llama_like(config, layer_types=windowed_layer_types(config))
     spec = replace_attention(spec, qkv_bias=config.boolean("qkv_bias", True))
-    shared = MlpSpec(
-        intermediate_size=config.size("shared_expert_intermediate_size"), activation=spec.layers[0].mlp.activation
-    )
-    renormalize = config.boolean("norm_topk_prob", False)
-    moe = read_experts(config, renormalize=renormalize, shared=shared, shared_gated=True)
+    moe = read_shared(config, renormalize=config.boolean("norm_topk_prob", False))
     return replace_with_experts(spec, moe, sparse_steps(config))
+
+
+def read_shared(config: HFConfig, *, renormalize: bool) -> MoeSpec:
+    """Experts beside a gated shared one."""
+    size, activation = config.size("shared_expert_intermediate_size"), read_activation(config, "hidden_act")
+    shared = MlpSpec(intermediate_size=size, activation=activation)
+    return read_experts(config, renormalize=renormalize, shared=shared, shared_gated=True)

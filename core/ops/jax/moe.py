@@ -62,7 +62,7 @@ def route_experts(
     return weights * weight_scale, experts.astype(jnp.int32)
 
 
-@compiled("activation", "clamp", "scale_input")
+@compiled("activation", "clamp", "scale_input", "gated")
 def grouped_experts(
     x: Array,
     weights: Array,
@@ -75,8 +75,9 @@ def grouped_experts(
     activation: "Activation" = "silu",
     clamp: float = 0.0,
     scale_input: bool = False,
+    gated: bool = True,
 ) -> Array:
-    """Sum over a token's experts of weight * down(act(gate(x)) * up(x)); rows are sorted by expert."""
+    """Sum over a token's experts of weight * down(act(gate(x)) * up(x)), or ungated; rows are sorted by expert."""
     num_experts, count = gate_up.shape[0], experts.shape[1]
     chosen = experts.reshape(-1)
     order = jnp.argsort(chosen, stable=True)
@@ -90,7 +91,7 @@ def grouped_experts(
         y = jax.lax.ragged_dot(rows, weight.astype(rows.dtype).swapaxes(1, 2), sizes, precision=precision(rows))
         return y if bias is None else y + bias.reshape(num_experts, -1)[sorted_experts].astype(y.dtype)
 
-    inner = _glu(product(rows, gate_up, gate_up_bias), activation, clamp)
+    inner = _inner(product(rows, gate_up, gate_up_bias), activation, clamp, gated)
     outputs = widen(product(inner, down, down_bias))
     if not scale_input:
         outputs = outputs * factors
@@ -112,7 +113,9 @@ def expand_values(latents: Array, weight: Array, *, v_head_dim: int) -> Array:
     return jnp.einsum("thr,hdr->thd", latents, values, precision=precision(latents))
 
 
-def _glu(x: Array, activation: "Activation", clamp: float) -> Array:
+def _inner(x: Array, activation: "Activation", clamp: float, gated: bool) -> Array:
+    if not gated:
+        return activate(widen(x), activation).astype(x.dtype)
     gate, up = jnp.split(widen(x), 2, -1)
     if clamp:
         gate, up = jnp.minimum(gate, clamp), jnp.clip(up, -clamp, clamp)

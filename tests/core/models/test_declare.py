@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import re
 
 import pytest
 
@@ -19,7 +20,10 @@ SIZES = {
     "decoder_attention_heads": 2, "encoder_ffn_dim": 96, "decoder_ffn_dim": 80, "d_ff": 96, "d_kv": 16,
     "num_heads": 4,
     "rotary_dim": 8, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "n_groups": 2, "max_position_embeddings": 128,
 }  # fmt: skip
+ADDS_ONE = r"(gemma|nemotron$|qwen3_(next|5))"
+"""Families whose norms, but for those of recurrences, are stored less one."""
 
 
 @pytest.mark.parametrize("model_type", family_names())
@@ -36,9 +40,8 @@ def test_declarations_hold_together(model_type: str) -> None:
             assert param.compute().shape == param.shape and param.compute().dtype == "float32"
         assert not param.quantizable or param.kind in ("linear", "stacked") or param.name == "embed_tokens.weight"
         assert param.shape[0] % (param.num_groups * param.num_stacked) == 0
-        assert param.plus_one == (
-            model_type.startswith(("gemma", "nemotron")) and "norm" in param.name and param.name.endswith("weight")
-        )
+        is_norm = "norm" in param.name and ".mixer." not in param.name and param.name.endswith("weight")
+        assert param.plus_one == (re.match(ADDS_ONE, model_type) is not None and is_norm)
 
 
 def test_llama_by_name() -> None:

@@ -35,10 +35,11 @@ from published_foundation import (
 from published_foundation import LONG as _LONG
 from published_foundation import PUBLISHED_FOUNDATION as foundation
 from published_foundation import SHORT as _SHORT
+from published_recurrent import PUBLISHED_RECURRENT as recurrent
 from published_seq2seq import PUBLISHED_SEQ2SEQ as seq2seq
 from published_seq2seq import SEQ2SEQ_SIZES
 
-PUBLISHED: Mapping[str, Mapping[str, Any]] = {**foundation, **encoders, **decoders, **seq2seq}
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {**foundation, **encoders, **decoders, **recurrent, **seq2seq}
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ SIZES_WITHOUT_A_DEFAULT_THAT_FITS: Mapping[str, Mapping[str, Any]] = {
     "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 15]]},
     "deepseek_v2": {"num_experts_per_tok": 2}, "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
-    "helium": {"num_key_value_heads": 8}, "jais2": {"num_key_value_heads": 8},
+    "helium": {"num_key_value_heads": 8}, "jais2": {"num_key_value_heads": 8}, "mamba2": {"num_heads": 8},
 }  # fmt: skip
 
 

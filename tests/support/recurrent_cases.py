@@ -1,0 +1,93 @@
+"""Tiny configs of every family with recurrences and of its flags, compared with transformers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from paged_model import Case
+
+HYBRID = {"layer_types": ["linear_attention", "full_attention"] * 2}
+CONV = {"layer_types": ["conv", "full_attention"] * 2}
+MAMBA: Mapping[str, Any] = {"state_size": 8, "intermediate_size": 96}
+MAMBA2: Mapping[str, Any] = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12, "chunk_size": 8}
+BAMBA: Mapping[str, Any] = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_chunk_size": 8,
+}  # fmt: skip
+NEMOTRON_H: Mapping[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
+    "num_hidden_layers": ..., "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 12,
+    "chunk_size": 8, "head_dim": 16, "moe_shared_expert_intermediate_size": 40,
+}  # fmt: skip
+FALCON_H1: Mapping[str, Any] = {
+    **BAMBA, "mamba_d_ssm": 128, "mlp_multipliers": [0.7, 0.6], "ssm_multipliers": [0.9, 0.8, 0.7, 1.2, 1.1],
+    "key_multiplier": 0.5, "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.1,
+    "ssm_out_multiplier": 0.7, "embedding_multiplier": 3.0, "lm_head_multiplier": 0.5,
+}  # fmt: skip
+DELTA: Mapping[str, Any] = {
+    **HYBRID, "head_dim": 16, "linear_key_head_dim": 12, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}  # fmt: skip
+JAMBA: Mapping[str, Any] = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "num_experts": 4}
+RECURRENT_CASES = (
+    Case("mamba", "mamba", MAMBA, has_sdpa=False),
+    Case("falcon_mamba", "falcon_mamba", MAMBA, has_sdpa=False),
+    Case("mamba2", "mamba2", MAMBA2, has_sdpa=False),
+    Case("jamba", "jamba", {**JAMBA, "expert_layer_offset": 0}),
+    Case("bamba", "bamba", {**BAMBA, "attn_layer_indices": [1, 3]}),
+    Case(
+        "granitemoehybrid",
+        "granitemoehybrid",
+        {**BAMBA, **HYBRID, "attention_multiplier": 0.1, "residual_multiplier": 0.5},
+    ),
+    Case("nemotron_h", "nemotron_h", NEMOTRON_H),
+    Case("falcon_h1", "falcon_h1", FALCON_H1),
+    Case("qwen3_next", "qwen3_next", DELTA),
+    Case("qwen3_5", "qwen3_5_text", DELTA),
+    Case("qwen3_5_moe", "qwen3_5_moe_text", DELTA),
+    Case("lfm2", "lfm2", {**CONV, "block_multiple_of": 8}),
+    Case("lfm2_moe", "lfm2_moe", CONV),
+)
+RECURRENT_FLAGS = (
+    Case(
+        "mamba_biases",
+        "mamba",
+        {**MAMBA, "use_bias": True, "time_step_rank": 5, "tie_word_embeddings": False},
+        has_sdpa=False,
+    ),
+    Case(
+        "mamba2_limits",
+        "mamba2",
+        {**MAMBA2, "n_groups": 1, "use_bias": True, "time_step_limit": [0.4, 0.9], "use_conv_bias": False},
+        has_sdpa=False,
+    ),
+    Case("jamba_dense", "jamba", {**JAMBA, "attn_layer_offset": 0, "num_experts": 1, "mamba_proj_bias": True}),
+    Case(
+        "bamba_biases",
+        "bamba",
+        {**BAMBA, "attn_layer_indices": [0], "attention_bias": True, "mamba_proj_bias": True, "mlp_bias": True},
+    ),
+    Case(
+        "granitemoehybrid_dense",
+        "granitemoehybrid",
+        {**BAMBA, **HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    Case(
+        "nemotron_h_latent",
+        "nemotron_h",
+        {**NEMOTRON_H, "layers_block_type": ["moe", "linear_attention"], "moe_latent_size": 24, "use_bias": True},
+    ),
+    Case("falcon_h1_norm", "falcon_h1", {**FALCON_H1, "mamba_rms_norm": True, "mamba_conv_bias": False}),
+    Case(
+        "falcon_h1_gate_first",
+        "falcon_h1",
+        {
+            **FALCON_H1,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+        },
+    ),
+    Case("qwen3_next_mixed", "qwen3_next", {**DELTA, "mlp_only_layers": [1], "norm_topk_prob": False}),
+    Case("lfm2_bias", "lfm2", {**CONV, "conv_bias": True, "block_auto_adjust_ff_dim": False, "conv_L_cache": 4}),
+    Case("lfm2_moe_plain", "lfm2_moe", {**CONV, "use_expert_bias": False, "norm_topk_prob": False}),
+)
