@@ -1,6 +1,7 @@
 """OpenAI's batch files: a request a line, answered through the server's own routes in this process."""
 
 import asyncio
+import errno
 import json
 import logging
 import signal
@@ -13,7 +14,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from ..config import EngineConfig, ServerConfig
-from ..errors import RequestError
+from ..errors import CapacityError, RequestError
 from .app import make_app
 from .protocol.common import new_id
 from .server import Server
@@ -40,7 +41,7 @@ def run_batch(config: EngineConfig, source: Path, target: Path) -> BatchSummary:
     """Answer the requests of `source` that `target` has no answer to, appending a line for each to `target`.
 
     Ctrl-C ends it after the lines that are finished; another run goes on from there. Raises RequestError for a file
-    that is no batch, and what loading a model raises.
+    that is no batch, CapacityError for a full disk, and what loading a model raises.
     """
     ids = [line["custom_id"] for line in read_batch(source)]
     answered = read_answers(target)
@@ -51,8 +52,16 @@ def run_batch(config: EngineConfig, source: Path, target: Path) -> BatchSummary:
     limits = ServerConfig(
         max_queue_requests=_UNLIMITED, max_queue_tokens=_UNLIMITED, max_body_bytes=_UNLIMITED, request_timeout_s=10**7
     )
-    with target.open("a", encoding="utf-8") as out:
-        uvloop.run(_Batch(replace(config, server=limits), summary, out).run(source, answered))
+    try:
+        with target.open("a", encoding="utf-8") as out:
+            uvloop.run(_Batch(replace(config, server=limits), summary, out).run(source, answered))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CapacityError(
+            f"no space left to write {target}",
+            remedies=["free some space; the same command goes on from there"],
+        ) from None
     return summary
 
 
