@@ -154,4 +154,4 @@ _TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
 
 def _check(ok: bool, rule: str, value: object) -> None:
     if not ok:
-        raise RequestError(f"{rule}, got {value!r}", code="invalid_sampling_params")
+        raise RequestError(f"{rule}, got {value!r:.300}", code="invalid_sampling_params")

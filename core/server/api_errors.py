@@ -1,11 +1,17 @@
 """Errors as clients see them: an HTTP status and one envelope for all routes."""
 
+import re
 from collections.abc import Mapping
 
 import msgspec
 
 from ..errors import HeadraceError, RequestError
-from .protocol.messages import MessageError, MessageErrorEnvelope
+from .protocol.chat import ChatRequest
+from .protocol.completions import CompletionRequest
+from .protocol.messages import MessageError, MessageErrorEnvelope, MessagesRequest
+from .protocol.pooling import ClassifyRequest, EmbeddingRequest, RerankRequest, ScoreRequest
+from .protocol.responses import ResponsesRequest
+from .protocol.service import DetokenizeRequest, TokenizeRequest
 
 _TYPES = {
     400: "invalid_request_error",
@@ -26,6 +32,14 @@ _MESSAGE_TYPES = _TYPES | {
     503: "overloaded_error",
 }
 """Where Anthropic's protocol has other names."""
+_FIELDS = frozenset(
+    name
+    for kind in (
+        *(ChatRequest, CompletionRequest, MessagesRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest),
+        *(EmbeddingRequest, ScoreRequest, RerankRequest, ClassifyRequest),
+    )
+    for name in kind.__struct_fields__
+)
 MESSAGES = "/v1/messages"
 """Paths that begin so have Anthropic's envelope."""
 
@@ -80,11 +94,14 @@ class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
 
-def to_api_error(error: HeadraceError, *, param: str | None = None) -> ApiError:
-    """What a client gets for one of headrace's errors: 400 for a wrong request, else 500."""
+def to_api_error(error: HeadraceError) -> ApiError:
+    """What a client gets for one of headrace's errors: 400 for a wrong request, else 500. A reason that begins with
+    the name of a field is about that."""
     status = 400 if isinstance(error, RequestError) else 500
     code = error.code if isinstance(error, RequestError) else "internal_error"
     message = error.reason
     if error.remedies:
         message += f" (try: {'; '.join(error.remedies)})"
+    found = re.match(r"[a-z_]+(?=[ .:\[])", message)
+    param = found[0] if found and found[0] in _FIELDS else None
     return ApiError(status, message, code=code, param=param)

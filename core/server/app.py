@@ -182,6 +182,9 @@ def _guarded(endpoint: Endpoint, server: Server) -> Endpoint:
             response = _refused(to_api_error(error), server, request)
         except ClientGone:
             response = Response(status_code=499)  # nobody reads it
+        except RecursionError:  # of whoever walks through schemas, arguments, messages
+            deep = ApiError(400, "the body is nested too deeply", code="nested_too_deeply")
+            response = _refused(deep, server, request)
         except Exception:
             logger.exception("a route failed", extra={"fields": {"path": request.url.path}})
             response = _refused(

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import RequestError
 from ..sampling.params import SamplingParams
 from ..stages import FinishReason
 
@@ -203,12 +204,16 @@ class FrameSplitter:
 
 
 def params_to_wire(params: SamplingParams) -> dict[str, Any]:
-    """The fields that are not the defaults."""
+    """The fields that are not the defaults. Raises RequestError for numbers that no frame can hold."""
     wire: dict[str, Any] = {}
     for name, default in _DEFAULTS.items():
         value = getattr(params, name)
         if value != default:
             wire[name] = value
+    try:
+        _encoder.encode(wire)
+    except OverflowError:
+        raise RequestError("a number has more than 64 bits") from None
     return wire
 
 

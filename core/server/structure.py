@@ -12,7 +12,7 @@ def structured_output(request: GenerationFields) -> StructuredOutputParams | Non
     """The form, None for any text. Raises RequestError for an unknown one, and for more than one."""
     asked = [
         *_response_format(request),
-        *((name.removeprefix("guided_"), getattr(request, name)) for name in _GUIDED if getattr(request, name)),
+        *((name.removeprefix("guided_"), getattr(request, name)) for name in _GUIDED),
         *((request.structured_outputs or {}).items()),
     ]
     forms = [(_KIND_OF.get(name, name), value) for name, value in asked if value is not None]
@@ -38,7 +38,7 @@ def _response_format(request: GenerationFields) -> list[tuple[str, Any]]:
         return []
     if asked.type != "json_schema":
         return [(asked.type, True)]
-    if not asked.json_schema or "schema" not in asked.json_schema:
+    if not asked.json_schema or asked.json_schema.get("schema") is None:
         raise RequestError("response_format: json_schema needs json_schema.schema", code="invalid_response_format")
     return [("json_schema", asked.json_schema["schema"])]
 

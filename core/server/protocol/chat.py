@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .common import GenerationFields, Timings, Usage
+from .common import GenerationFields, Int, Timings, Usage
 from .completions import FinishReason
 
 
@@ -12,10 +12,10 @@ class ChatRequest(GenerationFields, kw_only=True):
     """A conversation to be continued by the assistant. Messages are what the chat template takes."""
 
     messages: list[dict[str, Any]]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: Int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = False
-    top_logprobs: int | None = None
+    top_logprobs: Int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -2,12 +2,15 @@
 
 import time
 import uuid
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ...errors import RequestError
 from ...sampling.params import SamplingParams
+
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A number of a request: what is larger fits neither the frames to the engine nor any array."""
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -27,10 +30,10 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 class SamplingFields(msgspec.Struct, kw_only=True):
     """The fields of a request that become sampling parameters, by their own names. None: the model's default."""
 
-    n: int | None = None
+    n: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -38,14 +41,14 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
+    min_tokens: Int | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Int | None = None
     logits_processors: list[str] | None = None
     logits_processors_args: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
@@ -59,7 +62,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    priority: int | None = 0
+    priority: Int | None = 0
     """smaller runs first, if the server's policy is priority"""
     cache_salt: str | None = None
     """requests share prefixes only within one salt"""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .common import GenerationFields, Timings, Usage
+from .common import GenerationFields, Int, Timings, Usage
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort", "error"]
 
@@ -14,13 +14,13 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     prompt: str | list[Any] | None = None
     """a text, token ids, or a list of either"""
-    max_tokens: int | None = 16
+    max_tokens: Int | None = 16
     echo: bool | None = False
     """give the prompt back, in front of the output"""
-    logprobs: int | None = None
+    logprobs: Int | None = None
     """log probabilities of each token and this many most likely ones"""
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Int | None = None
     add_special_tokens: bool | None = True
 
 

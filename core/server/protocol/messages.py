@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .common import SamplingFields, Timings
+from .common import Int, SamplingFields, Timings
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -28,7 +28,7 @@ class PromptFields(SamplingFields, kw_only=True):
 class MessagesRequest(PromptFields, kw_only=True):
     """The next message of the assistant is asked for. A last message that is its own is gone on with."""
 
-    max_tokens: int
+    max_tokens: Int
     stop_sequences: list[str] | None = None
     stream: bool | None = False
     metadata: dict[str, Any] | None = None

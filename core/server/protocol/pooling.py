@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .common import Usage
+from .common import Int, Usage
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
@@ -12,8 +12,8 @@ class PoolingFields(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     user: str | None = None
-    priority: int | None = 0
-    truncate_prompt_tokens: int | None = None
+    priority: Int | None = 0
+    truncate_prompt_tokens: Int | None = None
     """cut texts to so many tokens; -1: to what the model takes; null: a longer text is an error"""
 
 
@@ -22,7 +22,7 @@ class EmbeddingRequest(PoolingFields, kw_only=True):
 
     input: str | list[Any]
     encoding_format: Literal["float", "base64"] | None = "float"
-    dimensions: int | None = None
+    dimensions: Int | None = None
     normalize: bool | None = None
     prompt_name: str | None = None
 
@@ -75,7 +75,7 @@ class RerankRequest(PoolingFields, kw_only=True):
 
     query: str
     documents: list[str | dict[str, Any]]
-    top_n: int | None = None
+    top_n: Int | None = None
     return_documents: bool | None = True
 
 

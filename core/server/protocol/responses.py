@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from .chat import ContentLogprob
-from .common import SamplingFields, Timings
+from .common import Int, SamplingFields, Timings
 
 Status = Literal["completed", "failed", "in_progress", "cancelled", "queued", "incomplete"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -49,9 +49,9 @@ class InputFields(SamplingFields, kw_only=True):
 class ResponsesRequest(InputFields, kw_only=True):
     """One response is asked for."""
 
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = None
-    top_logprobs: int | None = None
+    max_output_tokens: Int | None = None
+    max_tool_calls: Int | None = None
+    top_logprobs: Int | None = None
     include: list[str] | None = None
     store: bool | None = True
     background: bool | None = False
@@ -62,7 +62,7 @@ class ResponsesRequest(InputFields, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
-    priority: int | None = 0
+    priority: Int | None = 0
     cache_salt: str | None = None
 
 

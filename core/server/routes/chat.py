@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...errors import RequestError
 from ..formats.parser import Answer, AnswerDelta
 from ..frames import Output
 from ..generation import Generation
@@ -47,6 +48,8 @@ async def chat_completions(request: Request) -> Response:
     body = await read_json(request, ChatRequest, server.config.server.max_body_bytes)
     server.check_model(body.model)
     refuse(body, _UNSUPPORTED)
+    if body.modalities and body.modalities != ["text"]:
+        raise RequestError("modalities: this server makes text", code="unsupported_parameter")
     turn = await read_turn(server, body)
     answer = _Answer(server, turn)
     generation = await submit_turn(server, request, answer.id, turn)
