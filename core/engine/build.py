@@ -182,7 +182,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         plugins = load_plugins()
         device = open_device(config, plugins)
         cleanup.callback(device.close)
-        gaps = [*resolve_gaps(device, model.spec), *quantization_gaps(config.model.quantize, device.caps)]
+        gaps = [*resolve_gaps(device, model.spec), *quantization_gaps(model.spec, config.model.quantize, device.caps)]
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
         length = resolve_length(config, model.spec)
         config = resolve_budget(config, model.spec, length)

@@ -75,7 +75,7 @@ def param_bytes(
         scheme = scheme_of(param, quantization)
         if param.kind not in ("linear", "embedding", "stacked"):
             sizes[param.name] = 4 * param.num_elements
-        elif scheme is not None and scheme.name in caps.schemes:
+        elif scheme is not None and scheme.name in caps.schemes and param.kind != "stacked":
             sizes[param.name] = packed_bytes(param.shape, scheme)
         else:
             sizes[param.name] = packed_bytes(param.shape, dtype)
@@ -92,10 +92,16 @@ def stored_bytes(tensors: Iterable[TensorInfo], dtype: str, caps: Caps, packed_b
     }
 
 
-def quantization_gaps(quantization: str, caps: Caps) -> list[Gap]:
+def quantization_gaps(spec: ModelSpec, quantization: str, caps: Caps) -> list[Gap]:
     """What a device does not do for weights that are quantized on load."""
-    if quantization == "none" or (name := quantization.partition("-")[0]) in caps.schemes:
+    if quantization == "none":
         return []
+    name = quantization.partition("-")[0]
+    if name in caps.schemes:
+        if all(layer.moe is None for layer in spec.layers):
+            return []
+        reason = f"there are no kernels for experts in {name}: they are rounded to it and kept in full size"
+        return [Gap(feature=name, reason=reason, effect="slow", remedy="without --quantize")]
     reason = f"the device has no kernels for {name}: weights are rounded to it and kept in full size"
     return [Gap(feature=name, reason=reason, effect="slow", remedy="without --quantize")]
 

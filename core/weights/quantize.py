@@ -129,7 +129,8 @@ class QuantizedParams:
             codes[part], scales[part], its_offsets = self._quantizer(values, scheme)
             if offsets is not None:
                 offsets[part] = its_offsets
-            check_finite(name, scales[part], file)
+            if not np.isfinite(scales[part]).all():
+                raise not_finite(name, file)
         return replace(tensor, dtype=scheme.name, data=codes, scales=scales, offsets=offsets)
 
 
@@ -143,15 +144,14 @@ def already_quantized(name: str, dtype: str, file: str) -> WeightError:
     )
 
 
-def check_finite(name: str, values: Floats, file: str) -> None:
-    """Raises WeightError if one of `values`, which a tensor's values gave, is a NaN or an infinity."""
-    if not np.isfinite(values).all():
-        raise WeightError(
-            f"{file}: tensor {name} holds a NaN or an infinity",
-            file=file,
-            tensor=name,
-            remedies=["download the model again", "headrace download MODEL"],
-        )
+def not_finite(name: str, file: str) -> WeightError:
+    """The error for a tensor that holds a NaN or an infinity."""
+    return WeightError(
+        f"{file}: tensor {name} holds a NaN or an infinity",
+        file=file,
+        tensor=name,
+        remedies=["download the model again", "headrace download MODEL"],
+    )
 
 
 def quantize_rows(values: Floats, scheme: Scheme) -> tuple[npt.NDArray[Any], Floats, Floats | None]:

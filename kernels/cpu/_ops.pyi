@@ -5,7 +5,7 @@ ValueError, a wrong type TypeError. Every result depends on its own row alone, b
 how a prompt was cut, not on the number of threads (it does depend on the tier).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -236,6 +236,9 @@ class Program:
         sinks: Sequence[float] = ...,
         alibi_slopes: Sequence[float] = ...,
     ) -> None: ...
+    def call(self, function: Callable[[], None]) -> None:
+        """Behind all records so far, in the caller's thread: for what has no kernel. An exception ends the step."""
+
     def run(
         self,
         input_ids: Ints,

@@ -101,6 +101,23 @@ void for_rows(std::int64_t start, std::int64_t num_rows, std::size_t scratch_byt
     });
 }
 
+// True if no number has all bits of its exponent set. Without a branch, so that the compiler makes vectors of it.
+template <class Word>
+bool has_no_full_exponent(const void *data, std::int64_t count, Word exponent) {
+    const auto *words = static_cast<const Word *>(data);
+    unsigned bad = 0;
+    for (std::int64_t k = 0; k < count; ++k) bad |= (words[k] & exponent) == exponent;
+    return bad == 0;
+}
+
+bool is_finite(const void *data, std::int64_t count, Dtype dtype) {
+    switch (dtype) {
+        case Dtype::f32: return has_no_full_exponent<std::uint32_t>(data, count, 0x7F800000);
+        case Dtype::bf16: return has_no_full_exponent<std::uint16_t>(data, count, 0x7F80);
+        default: return has_no_full_exponent<std::uint16_t>(data, count, 0x7C00);
+    }
+}
+
 }  // namespace
 
 void PackedWeight::write_dense(std::int64_t start, std::int64_t num_rows, const void *data, Dtype dtype) {
@@ -114,6 +131,10 @@ void PackedWeight::write_dense(std::int64_t start, std::int64_t num_rows, const 
         const char *source = static_cast<const char *>(data) + (row - start) * cols * bytes_of(dtype);
         char *target = panel(row);
         const std::int64_t lane = row % kPanel;
+        if (!is_finite(source, cols, dtype)) {
+            bad_row = row;
+            return;
+        }
         switch (format) {
             case Format::f32:
                 for (std::int64_t k = 0; k < cols; ++k)
@@ -130,16 +151,7 @@ void PackedWeight::write_dense(std::int64_t start, std::int64_t num_rows, const 
             default: break;
         }
         float highest = 0;
-        bool is_finite = true;
-        for (std::int64_t k = 0; k < cols; ++k) {
-            const float value = std::fabs(number(source, dtype, k));
-            is_finite = is_finite && std::isfinite(value);
-            highest = std::max(highest, value);
-        }
-        if (!is_finite) {
-            bad_row = row;
-            return;
-        }
+        for (std::int64_t k = 0; k < cols; ++k) highest = std::max(highest, std::fabs(number(source, dtype, k)));
         const float scale = highest / 127, inverse = highest > 0 ? 127 / highest : 0;
         auto *values = reinterpret_cast<std::int8_t *>(scratch);
         for (std::int64_t k = 0; k < cols; ++k) {
@@ -149,8 +161,7 @@ void PackedWeight::write_dense(std::int64_t start, std::int64_t num_rows, const 
         write_int8_row(row, values, scale);
     });
     if (bad_row >= 0)
-        throw std::invalid_argument("row " + std::to_string(bad_row.load()) +
-                                    " holds a NaN or an infinity and has no int8 scale");
+        throw std::invalid_argument("row " + std::to_string(bad_row.load()) + " holds a NaN or an infinity");
 }
 
 void PackedWeight::write_int8_row(std::int64_t row, const std::int8_t *values, float scale) {

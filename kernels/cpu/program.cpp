@@ -512,12 +512,29 @@ void Program::run(const Step &step) {
                          num_threads());
         tasks->counters[0] = tasks->counters[1] = 0;
     }
+    std::size_t done = 0;
+    for (const Call &call : calls_) {
+        run_records(step, done, call.at);
+        done = call.at;
+        call.function(step);
+    }
+    run_records(step, done, records_.size());
+}
+
+void Program::run_records(const Step &step, std::size_t begin, std::size_t end) {
+    if (begin == end) return;
     parallel(scratch_bytes_, [&](const Context &context) {
-        for (const Record &record : records_) {
-            if (record.waits) context.wait(context);
-            record.body(step, context);
+        for (std::size_t i = begin; i < end; ++i) {
+            if (records_[i].waits) context.wait(context);
+            records_[i].body(step, context);
         }
     });
+}
+
+void Program::call(std::function<void(const Step &)> function) {
+    calls_.push_back({records_.size(), std::move(function)});
+    since_barrier_.clear();
+    last_norm_.reset();
 }
 
 }  // namespace headrace

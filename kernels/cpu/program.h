@@ -74,7 +74,10 @@ class Program {
     void attention(const View &out, const View &query, const KVMemory &memory, std::int64_t group, float scale,
                    std::int64_t window, float softcap, std::vector<float> sinks, std::vector<float> alibi_slopes);
 
-    // One step, in one parallel region. Throws std::invalid_argument for values out of range, before anything runs.
+    // Behind all records so far, in the caller's thread and outside of any region: for what has no kernel.
+    void call(std::function<void(const Step &)> function);
+
+    // One step, in one parallel region for each run of records between calls. Throws std::invalid_argument for values out of range, before anything runs.
     void run(const Step &step);
 
     char *arena() const { return memory_.data; }
@@ -144,7 +147,15 @@ class Program {
     std::int64_t vocab_size_ = INT32_MAX, num_positions_ = INT32_MAX;
     std::int64_t num_rope_variants_ = 1;  // of the rope that has the fewest, among those that have several
     std::vector<std::int64_t> num_slots_;  // per KV group, of the smallest cache
+    struct Call {
+        std::size_t at;  // records before it
+        std::function<void(const Step &)> function;
+    };
+
+    void run_records(const Step &step, std::size_t begin, std::size_t end);
+
     std::vector<Record> records_;
+    std::vector<Call> calls_;
     Accesses since_barrier_;
     std::optional<LastNorm> last_norm_;
     std::vector<std::unique_ptr<Tasks>> tasks_;

@@ -104,6 +104,14 @@ void bind_program(nb::module_ &m) {
         .def("paged_attention", &Program::attention, "out"_a, "query"_a, "kv_cache"_a, "group"_a, "scale"_a,
              "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = FloatList{}, "alibi_slopes"_a = FloatList{},
              nb::keep_alive<1, 4>())
+        .def("call",
+             [](Program &p, nb::callable function) {
+                 p.call([function](const Step &) {
+                     nb::gil_scoped_acquire acquire;
+                     function();
+                 });
+             },
+             "function"_a)
         .def("run", &run, nb::arg("input_ids").noconvert(), nb::arg("positions").noconvert(),
              nb::arg("query_start_loc").noconvert(), nb::arg("seq_lens").noconvert(), "block_tables"_a,
              "slot_mappings"_a, nb::arg("logits_indices").noconvert(),

@@ -1,5 +1,6 @@
 """Lowers a trace to a native program: every value gets a place in the arena, every instruction a record."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class NativeProgram:
     """A forward pass over fixed weights and caches. `run` computes hidden states and logits of one step.
 
-    quantize_x: products with blocks round each 32 activations to 8 bits, which lets integers do the work.
+    quantize_x: products with blocks round each 32 activations to 8 bits, which lets integers do the work. tensors:
+    parameters of segments, as torch's.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class NativeProgram:
         max_tokens: int,
         max_logits: int,
         quantize_x: frozenset[str],
+        tensors: Mapping[str, Any] | None = None,
     ) -> None:
         arena = plan_arena(trace, {"tokens": max_tokens, "logits": max_logits})
         self.arena_bytes = arena.num_bytes
@@ -39,6 +42,8 @@ class NativeProgram:
         self._vectors = vectors
         self._caches = caches
         self._quantize_x = quantize_x
+        self._tensors = tensors or {}
+        self._batch: Mapping[str, Any] = {}
         self._program = _ops.Program(arena.num_bytes, max_tokens, max_logits)
         self._logits = self._rows(trace.logits, max_logits)
         self._hidden = trace.hidden_states
@@ -60,6 +65,14 @@ class NativeProgram:
         rope_rows: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """One step; the arrays are as in ForwardBatch. Results stay in the arena until the next one."""
+        self._batch = {
+            "input_ids": input_ids,
+            "positions": positions,
+            "query_start_loc": query_start_loc,
+            "seq_lens": seq_lens,
+            "logits_indices": logits_indices,
+            "rope_rows": rope_rows,
+        }
         self._program.run(
             input_ids,
             positions,
@@ -123,9 +136,6 @@ class NativeProgram:
 
     def _layer_norm(self, i: Instruction) -> None:
         x, weight, bias = i.inputs
-        assert isinstance(x, Value)
-        if x.head_dim:
-            raise UntraceableOp("layer_norm of heads has no native record")
         out = self._view(i.outputs[0])
         self._program.layer_norm(out, self._view(x), self._floats(weight), self._floats(bias), i.attrs["eps"])
 
@@ -190,6 +200,30 @@ class NativeProgram:
 
     def _gather(self, i: Instruction) -> None:
         self._program.gather(self._view(i.outputs[0]), self._view(i.inputs[0]))
+
+    def _segment(self, i: Instruction) -> None:
+        import torch
+
+        from .segments import run_segment, tensor_of
+
+        owner = weakref.proxy(self)  # the native program keeps what it calls, and is kept by this one
+
+        def resolve(operand: Any) -> Any:
+            if isinstance(operand, Value):
+                count = len(owner._batch["input_ids" if operand.rows == "tokens" else "logits_indices"])
+                return tensor_of(owner._rows(operand, count), operand.dtype, operand.head_dim)
+            if isinstance(operand, ParamRef):
+                return owner._tensors[operand.name]
+            if isinstance(operand, InputRef):
+                return torch.from_numpy(owner._batch[operand.field])
+            return operand
+
+        def call() -> None:
+            attrs = i.attrs
+            outputs = [resolve(value) for value in i.outputs]
+            run_segment(attrs["definition"], attrs["arguments"], attrs["options"], resolve, outputs)
+
+        self._program.call(call)
 
     # ---- places -------------------------------------------------------------------------------------------
     def _view(self, value: object) -> _ops.View:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from ..memory import host_memory
 from .ops import native_ops, native_selections
 from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
-from .trace import Trace, trace_decoder
+from .trace import ParamRef, Trace, trace_decoder
 from .weights import pack, vector
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,17 @@ class NativeRunner(Runner):
         self._keep_blocks = config.engine.model.dtype == "auto"
         self.ops = native_ops(config.dtype, keep_blocks=self._keep_blocks)
         self._trace: Trace = trace_decoder(config.spec, config.dtype, self._group_of_layer)
+        self._tensors: dict[str, Any] = {}
+        self._in_torch = {
+            operand.name
+            for segment in self._trace.segments
+            for operand in segment.inputs
+            if isinstance(operand, ParamRef)
+        }
+        if self._trace.segments:
+            count = Counter(segment.attrs["definition"] for segment in self._trace.segments)
+            names = ",".join(f"{op}:{n}" for op, n in sorted(count.items()))
+            logger.warning("ops without a native form run in torch, where bits depend on the batch ops=%s", names)
         self._weights: dict[str, _ops.PackedWeight] = {}
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
         self._rounds_x: set[str] = set()
@@ -65,6 +77,12 @@ class NativeRunner(Runner):
         dequantized: set[str] = set()
         for loaded in params:
             name = loaded.param.name
+            if name in self._in_torch:
+                from .segments import load_param
+
+                self._tensors[name] = load_param(loaded, self.config.dtype)
+            if loaded.param.kind == "stacked":
+                continue
             if loaded.param.kind not in ("linear", "embedding"):
                 self._vectors[name] = vector(loaded)
                 continue
@@ -111,6 +129,7 @@ class NativeRunner(Runner):
                 max_tokens=max(self.config.max_num_batched_tokens, self.config.max_num_seqs),
                 max_logits=self.config.max_num_seqs,
                 quantize_x=frozenset(self._rounds_x),
+                tensors=self._tensors,
             )
         except MemoryError as error:
             raise OutOfMemory(f"this machine has no memory left for a KV cache of {format_bytes(total)}") from error
@@ -179,6 +198,7 @@ class NativeRunner(Runner):
         """Free weights, caches and program."""
         self._program = None
         self._weights.clear()
+        self._tensors.clear()
         self._vectors.clear()
 
     @property

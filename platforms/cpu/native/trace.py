@@ -4,8 +4,11 @@ The forward functions treat arrays as opaque, so tracing needs no trick: a table
 asked and return what the result will look like. Splits and head views cost nothing: they become columns of a buffer.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from headrace.core.models.declare import declare_params
@@ -15,6 +18,11 @@ from headrace.core.models.spec import ModelSpec
 from headrace.core.ops import OpTable, op_names
 from headrace.core.stages import ForwardBatch, KVCaches
 
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu")
+MAX_QUERY_HEADS = 32
+"""Query heads that may share a KV head."""
+SEGMENT = "segment"
+"""An instruction that calls the definition of the op in its attributes."""
 Rows = Literal["tokens", "logits"]
 """Which symbolic size counts a value's rows: num_tokens, or the rows whose logits are needed."""
 
@@ -41,6 +49,8 @@ class ParamRef:
 
     name: str
     shape: tuple[int, ...]
+    num_stacked: int = 0
+    """matrices of a stacked parameter; 0: it is none"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,11 @@ class Trace:
     num_buffers: int
     hidden_states: Value
     logits: Value
+
+    @property
+    def segments(self) -> tuple[Instruction, ...]:
+        """Instructions that run in torch."""
+        return tuple(instruction for instruction in self.instructions if instruction.op == SEGMENT)
 
 
 class UntraceableOp(Exception):
@@ -127,7 +142,8 @@ class _Params(Mapping[str, ParamRef]):
         self._declared = declared
 
     def __getitem__(self, name: str) -> ParamRef:
-        return ParamRef(name=name, shape=self._declared[name].shape)
+        param = self._declared[name]
+        return ParamRef(name=name, shape=param.shape, num_stacked=param.num_stacked if param.kind == "stacked" else 0)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._declared)
@@ -143,13 +159,70 @@ class Tracer:
         self.dtype = dtype
         self.instructions: list[Instruction] = []
         self.num_buffers = 0
+        self._num_kv_heads: dict[int, int] = {}
+        self._shapes: dict[str, list[tuple[tuple[int, ...], str]] | None] = {}
 
     def table(self) -> OpTable:
         """An op table that traces; an op without a rule here raises UntraceableOp when it is called."""
-        return OpTable({name: getattr(self, name, _untraceable(name)) for name in op_names()})
+        return OpTable({name: partial(self._trace, name) for name in op_names()})
+
+    def _trace(self, op: str, /, *arguments: Any, **options: Any) -> Any:
+        """By the rule for this op, or as a segment if there is none or it does not go that far."""
+        rule = getattr(self, op, None)
+        try:
+            if rule is None:
+                raise UntraceableOp(f"op {op} has no native form")
+            return rule(*arguments, **options)
+        except UntraceableOp as error:
+            return self._segment(op, arguments, options, error)
+
+    def _segment(self, op: str, arguments: Sequence[Any], options: Mapping[str, Any], reason: UntraceableOp) -> Any:
+        """An instruction that calls the definition. Raises UntraceableOp if it has a cache or torch is missing."""
+        if find_spec("torch") is None:
+            raise UntraceableOp(f"{reason}, and torch, which could run its definition, is not installed") from reason
+        from .segments import NUM_LOGITS, NUM_TOKENS, leaves, result_shapes
+
+        operands = [*leaves(arguments), *leaves(tuple(options.values()))]
+        if any(isinstance(operand, CacheRef) for operand in operands):
+            raise reason
+        num_rows: dict[Rows, int] = {"tokens": NUM_TOKENS, "logits": NUM_LOGITS}
+
+        def stand_in(operand: Any) -> tuple[tuple[int, ...], str] | None:
+            if isinstance(operand, Value):
+                heads = (operand.cols // operand.head_dim, operand.head_dim) if operand.head_dim else (operand.cols,)
+                return (num_rows[operand.rows], *heads), operand.dtype
+            if isinstance(operand, ParamRef):
+                if not operand.num_stacked:
+                    return operand.shape, "float32" if len(operand.shape) == 1 else self.dtype
+                rows, cols = operand.shape
+                return (operand.num_stacked, rows // operand.num_stacked, cols), self.dtype
+            if isinstance(operand, InputRef):
+                return (2,) if operand.field == "query_start_loc" else (NUM_TOKENS,), "int32"
+            return None
+
+        key = repr((op, [stand_in(operand) or operand for operand in operands]))
+        if key not in self._shapes:
+            self._shapes[key] = result_shapes(op, arguments, options, stand_in)
+        shapes = self._shapes[key]
+        if shapes is None:
+            raise reason
+        outputs = []
+        for shape, dtype in shapes:
+            rows = next((name for name, count in num_rows.items() if shape[:1] == (count,)), None)
+            if rows is None or len(shape) not in (2, 3):
+                raise reason
+            head_dim = shape[2] if len(shape) == 3 else 0
+            outputs.append(self._new(rows, math.prod(shape[1:]), dtype, head_dim))
+        inputs = tuple(operand for operand in operands if isinstance(operand, Value | ParamRef | InputRef))
+        self._record(
+            SEGMENT, inputs, tuple(outputs), definition=op, arguments=tuple(arguments), options=dict(options)
+        )
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     # ---- packed weights -----------------------------------------------------------------------------------
     def embedding(self, token_ids: InputRef, weight: ParamRef) -> Value:
+        if token_ids.field not in ("input_ids", "positions"):
+            raise UntraceableOp(f"embedding of {token_ids.field} has no native form")
         out = self._new("tokens", weight.shape[1])
         return self._emit("embedding", (token_ids, weight), out)
 
@@ -166,6 +239,8 @@ class Tracer:
         return outputs
 
     def layer_norm(self, x: Value, weight: ParamRef | None, bias: ParamRef | None, *, eps: float) -> Value:
+        if x.head_dim:
+            raise UntraceableOp("layer_norm of heads has no native form")
         return self._emit("layer_norm", (x, weight, bias), self._like(x), eps=eps)
 
     def rotary_angles(
@@ -181,6 +256,7 @@ class Tracer:
 
     # ---- kv cache -----------------------------------------------------------------------------------------
     def write_kv(self, kv_cache: CacheRef, key: Value, value: Value, slot_mapping: InputRef) -> CacheRef:
+        self._num_kv_heads[kv_cache.layer] = key.cols // key.head_dim
         self._record("write_kv", (kv_cache, key, value, slot_mapping), ())
         return kv_cache
 
@@ -204,6 +280,9 @@ class Tracer:
     ) -> Value:
         if relative_bias is not None or not causal:
             raise UntraceableOp("paged_attention has no native form with a bias by distance or without a causal mask")
+        num_heads = query.cols // query.head_dim
+        if num_heads > MAX_QUERY_HEADS * self._num_kv_heads.get(kv_cache.layer, num_heads):
+            raise UntraceableOp(f"paged_attention has no native form for {num_heads} query heads to one KV head")
         inputs = (query, kv_cache, query_start_loc, seq_lens, block_table, sinks, alibi_slopes)
         return self._emit("paged_attention", inputs, self._like(query), scale=scale, window=window, softcap=softcap)
 
@@ -218,9 +297,11 @@ class Tracer:
         return self._emit("softcap", (x,), self._like(x), cap=cap)
 
     def act(self, x: Value, *, activation: str) -> Value:
+        _check_activation(activation)
         return self._emit("act", (x,), self._like(x), activation=activation)
 
     def act_mul(self, x: Value, *, activation: str) -> Value:
+        _check_activation(activation)
         return self._emit("act_mul", (x,), self._new(x.rows, x.cols // 2, x.dtype), activation=activation)
 
     def cast(self, x: Value, *, dtype: str) -> Value:
@@ -229,7 +310,7 @@ class Tracer:
         return self._emit("cast", (x,), self._new(x.rows, x.cols, dtype, x.head_dim))
 
     def gather(self, x: Value, indices: InputRef) -> Value:
-        if indices.field != "logits_indices":
+        if indices.field != "logits_indices" or x.rows != "tokens":
             raise UntraceableOp(f"gather by {indices.field} has no native form")
         return self._emit("gather", (x, indices), self._new("logits", x.cols, x.dtype))
 
@@ -276,8 +357,6 @@ class Tracer:
         return out
 
 
-def _untraceable(name: str) -> Any:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise UntraceableOp(f"op {name} has no native form")
-
-    return refuse
+def _check_activation(activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise UntraceableOp(f"activation {activation} has no native form")

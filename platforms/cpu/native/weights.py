@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from headrace.core.config import DTYPES
 from headrace.core.weights.dequantize import to_float32
-from headrace.core.weights.quantize import Scheme
+from headrace.core.weights.quantize import Scheme, not_finite
 from headrace.core.weights.source import HostTensor, LoadedParam
 from headrace.kernels.cpu import _ops
 
@@ -102,7 +102,10 @@ def quantize_rows(
 
 def vector(loaded: LoadedParam) -> npt.NDArray[np.float32]:
     """A parameter that is not packed, as float32, its parts joined."""
-    return np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
+    values = np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
+    if not np.isfinite(values).all():
+        raise not_finite(loaded.param.name, loaded.tensors[0].file)
+    return values
 
 
 def _is_symmetric(tensors: Sequence[HostTensor]) -> bool:
@@ -144,10 +147,13 @@ def _write_codes(
 
 
 def _write_dense(weight: _ops.PackedWeight, start: int, tensor: HostTensor) -> None:
-    if tensor.dtype in ("float32", "float16", "bfloat16"):
-        weight.write_dense(start, np.ascontiguousarray(tensor.data))
-        return
     num_rows, cols = tensor.shape
-    step = max(1, _CHUNK_VALUES // cols)
+    is_dense = tensor.dtype in ("float32", "float16", "bfloat16")
+    step = num_rows if is_dense else max(1, _CHUNK_VALUES // cols)
     for at in range(0, num_rows, step):
-        weight.write_dense(start + at, np.ascontiguousarray(to_float32(tensor.rows(slice(at, at + step)))))
+        rows = tensor.rows(slice(at, at + step))
+        data = np.ascontiguousarray(rows.data if is_dense else to_float32(rows))
+        try:
+            weight.write_dense(start + at, data)
+        except ValueError as error:  # the shapes fit, so it is a value
+            raise not_finite(tensor.name, tensor.file) from error
