@@ -11,6 +11,7 @@ FEATURES: Mapping[str, str] = {
     "softcap": "attention scores bounded by tanh before the softmax",
     "relative_bias": "attention with a learned bias by distance (T5)",
     "cross_attention": "attention of a decoder to what an encoder made of another input",
+    "states": "recurrences over positions, which keep states instead of keys and values",
     "rope_variants": "rotary tables with rows for short and for long requests (LongRoPE, dynamic)",
 }
 """Every feature that a model may need, for the capabilities of a device."""
@@ -24,6 +25,7 @@ def model_needs(spec: ModelSpec) -> list[Need]:
         "softcap": any(attn.softcap for attn in attention),
         "relative_bias": spec.num_relative_buckets > 0 and spec.kind != "encoder",
         "cross_attention": spec.kind == "encoder_decoder",
+        "states": any(layer.mixer is not None for layer in spec.layers),
         "rope_variants": rope_rows(spec).num_rows > 1,
     }
     why = f"this {spec.model_type} model"

@@ -7,7 +7,7 @@ a prompt gives the same bits whole, in chunks and token by token.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..stages import Array
 
@@ -43,7 +43,8 @@ def causal_conv(
     x: [num_tokens, n]; request r owns rows query_start_loc[r] : query_start_loc[r + 1]. weight: float32
     [n, 1, width], the newest input last; bias: float32 [n]. state: [num_slots, width - 1, n] in x's dtype, inputs
     before the row, oldest first. from_slots: int32 [num_reqs, ...], column 0 is the slot of the state before the
-    row, -1: zeros. to_slots: int32 [num_tokens], where the state after a token is kept, -1: nowhere.
+    row, -1: zeros. to_slots: int32 [num_tokens], where the state after a token is kept, -1: nowhere (or in the null
+    block).
     Sums in float32 at least. Mutates state; returns ([num_tokens, n] in x's dtype, state or its successor).
     """
     import torch
@@ -51,8 +52,7 @@ def causal_conv(
     from .elementwise import activate
 
     num_reqs, width = len(query_start_loc) - 1, weight.shape[-1]
-    starts = query_start_loc.long()
-    requests = torch.repeat_interleave(torch.arange(num_reqs, device=x.device), starts.diff())
+    starts, requests = query_start_loc.long(), _owners(query_start_loc, len(x))
     history = torch.cat([_load(state, from_slots).flatten(0, 1).to(x.dtype), x])  # states of all requests, then x
     back = torch.arange(1 - width, 1, device=x.device)
     place = (torch.arange(len(x), device=x.device) - starts[requests])[:, None] + back  # below 0: in the state
@@ -107,7 +107,9 @@ def selective_scan(
     inputs = x.to(wide) * step
     b, c = (array.to(wide).repeat_interleave(group, 1) for array in (b, c))
     current, y = _load(state, from_slots), torch.empty_like(inputs)
-    for requests, tokens in _in_step(query_start_loc):
+    if max_query_len == 1:
+        current = current[_owners(query_start_loc, len(x))]
+    for requests, tokens in _in_step(query_start_loc, max_query_len):
         outer = inputs[tokens][..., None] * b[tokens][:, :, None]
         current[requests] = current[requests] * decay[tokens] + outer
         y[tokens] = (current[requests] * c[tokens][:, :, None]).sum(-1)
@@ -162,7 +164,9 @@ def gated_delta(
     steps = dt.to(wide).view(len(value), num_heads, -1)  # [num_tokens, num_heads, 1 or key_dim]
     decay = torch.exp(-a_log.exp()[:, None] * F.softplus(steps + dt_bias.view(num_heads, -1)))[..., None]
     current, y = _load(state, from_slots), torch.empty_like(v)
-    for requests, tokens in _in_step(query_start_loc):
+    if max_query_len == 1:
+        current = current[_owners(query_start_loc, len(v))]
+    for requests, tokens in _in_step(query_start_loc, max_query_len):
         decayed = current[requests] * decay[tokens]
         known = (decayed * k[tokens][..., None]).sum(-2)
         news = (v[tokens] - known) * rate[tokens][..., None]
@@ -172,23 +176,34 @@ def gated_delta(
     return y.to(value.dtype), state
 
 
+def _owners(query_start_loc: "torch.Tensor", num_tokens: int) -> "torch.Tensor":
+    """The request of each token; padding belongs to the last one."""
+    import torch
+
+    places = torch.arange(num_tokens, device=query_start_loc.device)
+    owners = torch.searchsorted(query_start_loc[1:].contiguous(), places.to(query_start_loc.dtype), right=True)
+    return owners.clamp(max=len(query_start_loc) - 2)
+
+
 def _load(state: "torch.Tensor", from_slots: "torch.Tensor") -> "torch.Tensor":
     """A copy of the states before each row: [num_reqs, *shape]."""
     slots = from_slots[:, 0].long()
-    loaded = state[slots.clamp(min=0)]
-    loaded[slots < 0] = 0
-    return loaded
+    return state[slots.clamp(min=0)].masked_fill(slots.view(-1, *(1,) * (state.dim() - 1)) < 0, 0)
 
 
 def _keep(state: "torch.Tensor", values: "torch.Tensor", to_slots: "torch.Tensor") -> None:
-    """Write the states that have a slot."""
-    kept = to_slots >= 0
-    if kept.any():
-        state[to_slots[kept].long()] = values[kept].to(state.dtype)
+    """Write the states that have a slot; others land in the null block."""
+    state[to_slots.long().clamp(min=0)] = values.to(state.dtype)
 
 
-def _in_step(query_start_loc: "torch.Tensor") -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
-    """The first tokens of all requests, then the second ones, ...: (requests that have one, their tokens)."""
+def _in_step(query_start_loc: "torch.Tensor", max_query_len: int) -> Iterator[tuple[Any, Any]]:
+    """The first tokens of all requests, then the second ones, ...: (requests that have one, their tokens).
+
+    Where no request has more than one, all tokens in order, each with a state of its own.
+    """
+    if max_query_len == 1:
+        yield slice(None), slice(None)
+        return
     starts = query_start_loc.long()
     counts = starts.diff()
     for place in range(int(counts.max()) if len(counts) else 0):

@@ -78,7 +78,8 @@ class GaudiDevice(TorchDevice):
             capture="graph",
             bucketed=True,
             shared_memory=bridge is None,
-            features=frozenset(FEATURES),
+            # The definitions behind recurrences read values on the host, which cannot be recorded.
+            features=frozenset(FEATURES) - {"states"},
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self.bridge = bridge

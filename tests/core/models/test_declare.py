@@ -108,7 +108,8 @@ def test_needs_are_what_a_device_may_lack() -> None:
     assert asked == {"rope_variants"}
     t5 = {need.feature for need in model_needs(tiny("t5"))}
     assert t5 == {"relative_bias", "cross_attention"}
-    assert asked | t5 | {need.feature for need in needs} == set(FEATURES)
+    assert [need.feature for need in model_needs(tiny("mamba"))] == ["states"]
+    assert asked | t5 | {"states"} | {need.feature for need in needs} == set(FEATURES)
 
 
 def tiny(model_type: str, **changes: object) -> ModelSpec:
