@@ -49,7 +49,8 @@ Layout layout_of(int64_t num_rows, int64_t num_words) {
 // A piece of the columns for a tile of panels.
 struct Piece {
     const char *panels[kTilePanels];  // words [count][kPanel]
-    const char *next[kTilePanels];    // the piece after this one, to be fetched meanwhile
+    const char *next[kTilePanels];    // the piece after this one, which all tiles of rows fetch together meanwhile
+    int64_t ahead_step;               // bytes of it to fetch with each step of a tile over its columns
     int64_t count;                    // a multiple of kChains
     bool is_first, is_last;
 };
@@ -63,8 +64,7 @@ constexpr int num_chains() {
 // Add the products of a piece to the sums of kRows rows, chain by chain. After the last piece put(row, vector, total)
 // takes the results.
 template <class Reader, int kRows, class Put>
-INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, const char *const *next, char *sums,
-                 const Put &put) {
+INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_t ahead, char *sums, const Put &put) {
     using Acc = typename Reader::Acc;
     using Word = typename Reader::Word;
     constexpr int kNum = num_chains<Reader>();
@@ -80,14 +80,12 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, const 
         else
             each([&](int r, int v) INLINE_LAMBDA { acc[r][v] = load<Acc>(sum_at(r, c, v)); });
         const uint32_t *words = x + c;
-        const char *panels[kTilePanels], *ahead[kTilePanels];
-        for (int p = 0; p < kTilePanels; ++p) {
-            panels[p] = piece.panels[p] + c * kPanel * 4;
-            ahead[p] = next[p] + c * kPanel * 4;
-        }
+        const char *panels[kTilePanels];
+        for (int p = 0; p < kTilePanels; ++p) panels[p] = piece.panels[p] + c * kPanel * 4;
         for (int64_t j = 0; j < piece.count; j += kNum) {
             Word w[kTileVecs];
-            for (int p = 0; p < kTilePanels; ++p) __builtin_prefetch(ahead[p] + j * kPanel * 4, 0, 2);
+            for (int p = 0; p < kTilePanels; ++p) __builtin_prefetch(piece.next[p] + ahead, 0, 2);
+            ahead += piece.ahead_step;
             for (int v = 0; v < kTileVecs; ++v)
                 w[v] = load<Word>(panels[v / kVecs] + j * kPanel * 4 + v % kVecs * kLanes * 4);
             for (int r = 0; r < kRows; ++r)
@@ -141,7 +139,7 @@ void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece
         const auto of = [&](auto size) INLINE_LAMBDA {
             constexpr int kRows = decltype(size)::value;
             const Target<T> here = target;  // stores could change what `target` refers to, not this
-            tile<Reader, kRows>(x + r * x_stride, x_stride, piece, r == 0 ? piece.next : piece.panels,
+            tile<Reader, kRows>(x + r * x_stride, x_stride, piece, r * piece.count * kPanel * 4 / rows,
                                 sums + r * kChains * kTileBytes,
                                 [=](int i, int v, typename Reader::Acc total) INLINE_LAMBDA {
                                     here.put(r + i, v, total);
@@ -245,6 +243,7 @@ void many_tokens(const LinearArgs &args, const Context &context) {
             piece.count = num_words - j < piece_words ? num_words - j : piece_words;
             piece.is_first = j == 0;
             piece.is_last = j + piece.count == num_words;
+            piece.ahead_step = kPanel * 4 * kTileRows / rows + 1;
             panels.next(piece, unpacked);
             tiles<Reader>(x + j, x_stride, rows, piece, sums, target);
         }
