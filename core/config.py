@@ -130,6 +130,7 @@ class ServerConfig:
     max_body_bytes: int = option(32 * 1024**2, "bytes that the body of a request may have")
     max_stored_responses: int = option(1000, "responses that are kept for clients that come back to them")
     max_stored_bytes: int = option(64 * 1024**2, "bytes that these responses may take, counted as JSON")
+    otlp_endpoint: str = option("", "URL of a collector that traces are sent to (OTLP over HTTP); empty sends none")
     ping_interval_s: int = option(30, "seconds without a token after which a stream gets a comment")
     stall_timeout_s: int = option(120, "seconds without a step after which a busy engine counts as stalled")
     stall_restart_s: int = option(300, "seconds without a step after which a busy engine's process is replaced")

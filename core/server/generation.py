@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .api_errors import ApiError, ClientGone
@@ -71,9 +71,20 @@ class Generation:
     Invariant: it is done (`done_s` is set) once, when all completions have finished or it failed.
     """
 
-    def __init__(self, generation_id: str, *, key: str, on_done: Callable[["Generation"], None]) -> None:
+    def __init__(
+        self,
+        generation_id: str,
+        *,
+        key: str,
+        on_done: Callable[["Generation"], None],
+        route: str = "",
+        trace_headers: Mapping[str, str] = {},
+    ) -> None:
+        """trace_headers: traceparent and tracestate of whoever asked, if it traces."""
         self.id = generation_id
         self.key = key
+        self.route = route
+        self.trace_headers = trace_headers
         self.completions: list[Completion] = []
         self.arrival_s = time.monotonic()
         self.scheduled_s: float | None = None

@@ -31,8 +31,8 @@ def timings(generation: Generation) -> Timings:
     return result
 
 
-def log_finished(generation: Generation, metrics: Metrics) -> None:
-    """Count and log a request that is done."""
+def log_finished(generation: Generation, metrics: Metrics) -> Mapping[int, str]:
+    """Count and log a request that is done; why each of its completions ended."""
     reasons = _reasons(generation)
     for reason in reasons.values():
         metrics.finished[reason] += 1
@@ -64,6 +64,7 @@ def log_finished(generation: Generation, metrics: Metrics) -> None:
         if value is not None:
             fields[name] = round(value, 6)
     logger.info("finished", extra={"fields": fields})
+    return reasons
 
 
 def _reasons(generation: Generation) -> Mapping[int, str]:

@@ -31,21 +31,24 @@ from .prompts import Prompts
 from .request_log import log_finished
 from .responses.store import ResponseStore
 from .step_feed import StepFeed
+from .tracing import Tracing, make_tracing
 
 logger = logging.getLogger(__name__)
 
 _MAX_COMPLETIONS = 4096
 """Of one request; it counts as one in the queue."""
+_TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class Server:
     """Owns the front's state. `load` must have ended before a route that needs the model is served."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises ConfigError for keys that cannot be read."""
+        """Raises ConfigError for keys that cannot be read, and for traces without OpenTelemetry."""
         self.config = config
         self.keys = read_keys(config.server)
         self.metrics = Metrics()
+        self.tracing: Tracing | None = make_tracing(config.server.otlp_endpoint)
         self.admission = Admission(
             config.server, num_keys=len(self.keys), by_priority=config.scheduler.policy == "priority"
         )
@@ -76,6 +79,8 @@ class Server:
         """End the engine; open requests fail."""
         await self.engine.stop()
         self.prompts.close()
+        if self.tracing is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self.tracing.close)
 
     # ---- state ------------------------------------------------------------------------------------------------
     @property
@@ -134,7 +139,7 @@ class Server:
                 f"one request for {count} completions; {_MAX_COMPLETIONS} are allowed", code="too_many_completions"
             )
         await self._validate(prompts, params)
-        generation = Generation(generation_id, key=request.state.user, on_done=self.engine.generation_done)
+        generation = self._new_generation(request, generation_id)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         for number, prompt in enumerate(prompts):
             for i in range(params.n):
@@ -164,7 +169,7 @@ class Server:
             )
         for text in texts:
             check_prompt(text.token_ids, SamplingParams(max_tokens=0), self.limits)
-        generation = Generation(generation_id, key=request.state.user, on_done=self.engine.generation_done)
+        generation = self._new_generation(request, generation_id)
         for index, text in enumerate(texts):
             generation.completions.append(
                 Completion(
@@ -179,6 +184,15 @@ class Server:
             )
         self._queue(generation)
         return generation
+
+    def _new_generation(self, request: Request, generation_id: str) -> Generation:
+        return Generation(
+            generation_id,
+            key=request.state.user,
+            on_done=self.engine.generation_done,
+            route=request.url.path,
+            trace_headers={name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers},
+        )
 
     def _queue(self, generation: Generation) -> None:
         self.engine.submit(generation)
@@ -247,7 +261,9 @@ class Server:
         }
 
     def _on_done(self, generation: Generation) -> None:
-        log_finished(generation, self.metrics)
+        reasons = log_finished(generation, self.metrics)
+        if self.tracing is not None:
+            self.tracing.record(generation, self.model_name, reasons)
 
     def _read_model(self, info: Ready) -> None:
         def report(line: str) -> None:

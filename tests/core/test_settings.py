@@ -20,7 +20,8 @@ FLAGS = (
 ).split()
 NO_FLAGS = (
     "model pooling tokenizer skip_tokenizer_init block_size hash_seed max_queue_tokens max_body_bytes "
-    "max_stored_responses max_stored_bytes ping_interval_s stall_timeout_s stall_restart_s send_timeout_s"
+    "max_stored_responses max_stored_bytes otlp_endpoint ping_interval_s stall_timeout_s "
+    "stall_restart_s send_timeout_s"
 ).split()
 
 
