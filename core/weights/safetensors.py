@@ -166,7 +166,7 @@ def _read_entry(file: MappedFile, name: str, fields: object, data_start: int) ->
         raise file.error(f"has dtype {dtype!r}; readable: {', '.join(_DTYPES)}", tensor=name)
     if not _are_sizes(shape) or len(shape) > _MAX_DIMS:
         raise file.error(f"has the impossible shape {shape!r}", tensor=name, remedies=_REMEDIES)
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise file.error(f"has the impossible data_offsets {offsets!r}", tensor=name, remedies=_REMEDIES)
     begin, end = offsets
     num_bytes = math.prod(shape) * DTYPE_BYTES[_DTYPES[dtype]]
@@ -202,11 +202,13 @@ def _check_layout(file: MappedFile, entries: list[_Entry], data_start: int) -> N
 
 
 def _are_sizes(value: Any) -> TypeGuard[list[int]]:
-    """A list of integers whose product numpy can hold (JSON's true and 1.0 are none)."""
-    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
-        return False
-    num_values: int = math.prod(max(size, 1) for size in value)
-    return num_values < 2**59
+    """Counts whose product numpy can hold."""
+    return _are_counts(value) and math.prod(max(size, 1) for size in value) < 2**59
+
+
+def _are_counts(value: Any) -> TypeGuard[list[int]]:
+    """A list of integers of at least zero (JSON's true and 1.0 are none)."""
+    return isinstance(value, list) and all(type(count) is int and count >= 0 for count in value)
 
 
 class _RepeatedKey(ValueError):

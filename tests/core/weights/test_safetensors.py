@@ -97,6 +97,17 @@ def test_tensors_are_views_that_outlive_close(tmp_path: Path) -> None:
         source.read("w")
 
 
+def test_files_of_gigabytes_are_read(tmp_path: Path) -> None:
+    half = 1 << 30
+    header = {"a": entry("U8", [half], 0, half), "b": entry("U8", [half], half, 2 * half)}
+    path = write(tmp_path, encode(header))
+    with path.open("ab") as file:
+        file.truncate(path.stat().st_size + 2 * half)  # a hole, which takes no room
+    source = SafetensorsSource(path)
+    assert source.info("b").num_bytes == half
+    source.close()
+
+
 def test_unaligned_data_is_read(tmp_path: Path) -> None:
     header = json.dumps({"w": entry("F32", [2], 0, 8)}).encode()
     header += b" " * (3 - len(header) % 4)
