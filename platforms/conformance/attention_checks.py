@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from headrace.core.self_test import TOLERANCE
 
-from .op_checks import Value, compare, to_array, to_numpy
+from .op_checks import compare, to_array, to_numpy
 from .registry import DTYPES, Subject, add_check
+from .values import Value
 
 Float64 = npt.NDArray[np.float64]
 RAGGED = ((1, 1), (16, 16), (1, 33), (0, 20), (5, 37), (1, 16), (17, 17), (3, 48), (1, 130))

@@ -1,98 +1,61 @@
 """Each op against its definition in float64, by dtype, over odd, empty and large shapes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.core.ops import OpTable
 from headrace.core.self_test import TOLERANCE, nmse
 from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.source import HostTensor
 
+from . import state_cases
 from .registry import DTYPES, Failed, Subject, add_check, need_definitions
+from .values import Case, HostArray, Rng, Value, normal, normal32, whole
 
 if TYPE_CHECKING:
     import torch
-
-Rng = np.random.Generator
-HostArray = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """An array argument. activation: in the dtype under test; float32: always so; index: int32."""
-
-    kind: Literal["activation", "float32", "index"]
-    array: HostArray
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One call of an op: arguments in order, keywords, and a name for messages.
-
-    exact_inputs: the definition is run in float32 like the op, because its own rounding is part of it.
-    """
-
-    what: str
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    exact_inputs: bool = False
-
 
 ROWS = (0, 1, 3, 17, 130)
 """Token counts: none, one, odd, across a vector's end, large."""
 WIDTHS = (1, 7, 64, 576)
 
 
-def _x(rng: Rng, *shape: int) -> Value:
-    return Value("activation", rng.standard_normal(shape).astype(np.float32))
-
-
-def _f32(rng: Rng, *shape: int) -> Value:
-    return Value("float32", rng.standard_normal(shape).astype(np.float32))
-
-
-def _index(array: npt.ArrayLike) -> Value:
-    return Value("index", np.asarray(array, np.int32))
-
-
 # ---- the cases of each op -----------------------------------------------------------------------------------
 def _rms_norm(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
         for width in WIDTHS:
-            yield Case(f"[{rows}, {width}]", [_x(rng, rows, width), _f32(rng, width)], {"eps": 1e-5})
-    yield Case("per head", [_x(rng, 5, 3, 64), _f32(rng, 64)], {"eps": 1e-6})
-    yield Case("no weight", [_x(rng, 4, 33), None], {"eps": 1e-6})
+            yield Case(f"[{rows}, {width}]", [normal(rng, rows, width), normal32(rng, width)], {"eps": 1e-5})
+    yield Case("per head", [normal(rng, 5, 3, 64), normal32(rng, 64)], {"eps": 1e-6})
+    yield Case("no weight", [normal(rng, 4, 33), None], {"eps": 1e-6})
 
 
 def _add_rms_norm(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
         for width in WIDTHS:
-            args = [_x(rng, rows, width), _x(rng, rows, width), _f32(rng, width)]
+            args = [normal(rng, rows, width), normal(rng, rows, width), normal32(rng, width)]
             yield Case(f"[{rows}, {width}]", args, {"eps": 1e-5})
-    yield Case("no weight", [_x(rng, 4, 33), _x(rng, 4, 33), None], {"eps": 1e-6})
+    yield Case("no weight", [normal(rng, 4, 33), normal(rng, 4, 33), None], {"eps": 1e-6})
 
 
 def _layer_norm(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
         for width in WIDTHS[1:]:
-            args = [_x(rng, rows, width), _f32(rng, width), _f32(rng, width)]
+            args = [normal(rng, rows, width), normal32(rng, width), normal32(rng, width)]
             yield Case(f"[{rows}, {width}]", args, {"eps": 1e-5})
-    yield Case("no weight, no bias", [_x(rng, 4, 33), None, None], {"eps": 1e-5})
+    yield Case("no weight, no bias", [normal(rng, 4, 33), None, None], {"eps": 1e-5})
 
 
 def _rotary_angles(rng: Rng) -> Iterator[Case]:
     inv_freq = (1e4 ** (-np.arange(16, dtype=np.float32) / 16)).astype(np.float32)
     for positions in ([], [0], [0, 1, 2, 8191, 131071]):
-        args = [_index(positions), Value("float32", inv_freq[None]), Value("float32", np.ones(1, np.float32))]
+        args = [whole(positions), Value("float32", inv_freq[None]), Value("float32", np.ones(1, np.float32))]
         yield Case(f"positions {positions}", args, exact_inputs=True)
     tables = Value("float32", np.stack([inv_freq, inv_freq / 4]))
     factors = Value("float32", np.array([1.0, 1.19], np.float32))
-    yield Case("two variants", [_index([5, 4000, 9]), tables, factors, _index([1, 0, 1])], exact_inputs=True)
+    yield Case("two variants", [whole([5, 4000, 9]), tables, factors, whole([1, 0, 1])], exact_inputs=True)
 
 
 def _rope(rng: Rng) -> Iterator[Case]:
@@ -102,19 +65,19 @@ def _rope(rng: Rng) -> Iterator[Case]:
             turns = [Value("float32", np.cos(angles)), Value("float32", np.sin(angles))]
             for interleaved in (False, True):
                 what = f"[{rows}, {heads}, {head_dim}] rotary {rotary_dim} interleaved {interleaved}"
-                yield Case(what, [_x(rng, rows, heads, head_dim), *turns], {"interleaved": interleaved})
+                yield Case(what, [normal(rng, rows, heads, head_dim), *turns], {"interleaved": interleaved})
 
 
 def _pairwise(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
         for width in WIDTHS:
-            yield Case(f"[{rows}, {width}]", [_x(rng, rows, width), _x(rng, rows, width)])
+            yield Case(f"[{rows}, {width}]", [normal(rng, rows, width), normal(rng, rows, width)])
 
 
 def _with_number(number: float, rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
         for width in WIDTHS:
-            yield Case(f"[{rows}, {width}]", [_x(rng, rows, width), number])
+            yield Case(f"[{rows}, {width}]", [normal(rng, rows, width), number])
 
 
 def _activations(columns: int, rng: Rng) -> Iterator[Case]:
@@ -122,59 +85,59 @@ def _activations(columns: int, rng: Rng) -> Iterator[Case]:
         for rows in ROWS:
             for width in WIDTHS:
                 what = f"{activation} [{rows}, {columns * width}]"
-                yield Case(what, [_x(rng, rows, columns * width)], {"activation": activation})
+                yield Case(what, [normal(rng, rows, columns * width)], {"activation": activation})
 
 
 def _split(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
-        yield Case(f"{rows} rows", [_x(rng, rows, 64 + 7 + 1), (64, 7, 1)])
+        yield Case(f"{rows} rows", [normal(rng, rows, 64 + 7 + 1), (64, 7, 1)])
 
 
 def _split_heads(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
-        yield Case(f"{rows} rows", [_x(rng, rows, 3 * 80)], {"head_dim": 80})
+        yield Case(f"{rows} rows", [normal(rng, rows, 3 * 80)], {"head_dim": 80})
 
 
 def _merge_heads(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
-        yield Case(f"{rows} rows", [_x(rng, rows, 3, 80)])
+        yield Case(f"{rows} rows", [normal(rng, rows, 3, 80)])
 
 
 def _gather(rng: Rng) -> Iterator[Case]:
     for count in ROWS:
-        yield Case(f"{count} of 9 rows", [_x(rng, 9, 65), _index(rng.integers(0, 9, count))])
+        yield Case(f"{count} of 9 rows", [normal(rng, 9, 65), whole(rng.integers(0, 9, count))])
 
 
 def _cast(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
-        yield Case(f"{rows} rows", [_x(rng, rows, 33)], {"dtype": "float32"})
+        yield Case(f"{rows} rows", [normal(rng, rows, 33)], {"dtype": "float32"})
 
 
 def _apply_token_mask(rng: Rng) -> Iterator[Case]:
     for rows in ROWS[1:]:
         for vocab_size in (31, 32, 1000):
             words = rng.integers(-(2**31), 2**31, (rows, -(-vocab_size // 32)))
-            yield Case(f"[{rows}, {vocab_size}]", [_f32(rng, rows, vocab_size), _index(words)])
+            yield Case(f"[{rows}, {vocab_size}]", [normal32(rng, rows, vocab_size), whole(words)])
 
 
 def _add_logit_bias(rng: Rng) -> Iterator[Case]:
     values = Value("float32", np.array([2.5, -np.inf, -1.0, 0.5], np.float32))
-    yield Case("bias and ban", [_f32(rng, 3, 97), _index([0, 0, 2, 2]), _index([96, 3, 0, 1]), values])
-    none = [_index([]), _index([]), Value("float32", np.zeros(0, np.float32))]
-    yield Case("nothing", [_f32(rng, 3, 97), *none])
+    yield Case("bias and ban", [normal32(rng, 3, 97), whole([0, 0, 2, 2]), whole([96, 3, 0, 1]), values])
+    none = [whole([]), whole([]), Value("float32", np.zeros(0, np.float32))]
+    yield Case("nothing", [normal32(rng, 3, 97), *none])
 
 
 def _apply_penalties(rng: Rng) -> Iterator[Case]:
     rows, tokens, counts = [0, 0, 1, 2, 2], [5, 96, 0, 5, 6], [0, 3, 1, 2, 0]
     strengths = [np.array(values, np.float32) for values in ([1.3, 1.0, 0.8], [0.5, -0.5, 0.0], [0.2, 0.0, -1.0])]
-    args = [_f32(rng, 3, 97), *map(_index, (rows, tokens, counts)), *(Value("float32", s) for s in strengths)]
+    args = [normal32(rng, 3, 97), *map(whole, (rows, tokens, counts)), *(Value("float32", s) for s in strengths)]
     yield Case("three rows", args)
 
 
 def _logprobs(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
         for num_logprobs in (0, 1, 20):
-            args = [_f32(rng, rows, 301), _index(rng.integers(0, 301, rows))]
+            args = [normal32(rng, rows, 301), whole(rng.integers(0, 301, rows))]
             yield Case(f"[{rows}, 301] top {num_logprobs}", args, {"num_logprobs": num_logprobs})
 
 
@@ -182,7 +145,7 @@ def _sample(rng: Rng) -> Iterator[Case]:
     rows, vocab_size = 40, 1009
     logits = rng.standard_normal((rows, vocab_size)).astype(np.float32) * 3
     logits[0] = 0.0  # all equal: the lowest token id wins
-    base = [Value("float32", logits), _index(rng.integers(-(2**31), 2**31, rows)), _index(np.arange(rows) * 37)]
+    base = [Value("float32", logits), whole(rng.integers(-(2**31), 2**31, rows)), whole(np.arange(rows) * 37)]
     warm = np.linspace(0, 2, rows, dtype=np.float32)
     top_k = np.array([0, 1, 5, vocab_size] * 10)
     top_p = np.tile(np.array([1.0, 0.9, 0.5, 0.01], np.float32), 10)
@@ -190,35 +153,40 @@ def _sample(rng: Rng) -> Iterator[Case]:
     yield Case("greedy", [*base, None, None, None, None], exact_inputs=True)
     yield Case("temperature", [*base, Value("float32", warm), None, None, None], exact_inputs=True)
     for name, arguments in (
-        ("top_k", [_index(top_k), None, None]),
+        ("top_k", [whole(top_k), None, None]),
         ("top_p", [None, Value("float32", top_p), None]),
         ("min_p", [None, None, Value("float32", min_p)]),
-        ("all", [_index(top_k), Value("float32", top_p[::-1].copy()), Value("float32", min_p)]),
+        ("all", [whole(top_k), Value("float32", top_p[::-1].copy()), Value("float32", min_p)]),
     ):
         yield Case(name, [*base, Value("float32", warm), *arguments], exact_inputs=True)
 
 
 def _recall_tokens(rng: Rng) -> Iterator[Case]:
-    yield Case("mixed", [_index([4, -1, 7, -1]), _index([10, 11, 12]), _index([0, 2, 1, 0])])
+    yield Case("mixed", [whole([4, -1, 7, -1]), whole([10, 11, 12]), whole([0, 2, 1, 0])])
 
 
 def _encoder_attention(rng: Rng) -> Iterator[Case]:
     for heads, kv_heads, lengths in ((2, 2, (1,)), (4, 2, (7, 0, 70)), (3, 1, (33, 1, 2))):
-        tokens, starts = sum(lengths), _index(np.cumsum([0, *lengths]))
-        arrays = [_x(rng, tokens, heads, 32), _x(rng, tokens, kv_heads, 32), _x(rng, tokens, kv_heads, 32), starts]
+        tokens, starts = sum(lengths), whole(np.cumsum([0, *lengths]))
+        arrays = [
+            normal(rng, tokens, heads, 32),
+            normal(rng, tokens, kv_heads, 32),
+            normal(rng, tokens, kv_heads, 32),
+            starts,
+        ]
         for window in (0, 1, 5):
             yield Case(f"{lengths} tokens, window {window}", arrays, {"scale": 0.25, "window": window})
 
-        yield Case(f"{lengths} tokens, bias", [*arrays, _f32(rng, 32, heads)], {"scale": 0.25})
+        yield Case(f"{lengths} tokens, bias", [*arrays, normal32(rng, 32, heads)], {"scale": 0.25})
 
 
 def _stack_rows(rng: Rng) -> Iterator[Case]:
     indices = np.stack([np.arange(0, 130, 2) + tap for tap in (-1, 0, 1)], axis=1)
-    yield Case("130 rows by threes", [_x(rng, 130, 33), _index(indices)])
+    yield Case("130 rows by threes", [normal(rng, 130, 33), whole(indices)])
 
 
 def _mean_rows(rng: Rng) -> Iterator[Case]:
-    yield Case("ranges of 130 rows", [_x(rng, 130, 65), _index([0, 3, 40, 129]), _index([3, 4, 130, 130])])
+    yield Case("ranges of 130 rows", [normal(rng, 130, 65), whole([0, 3, 40, 129]), whole([3, 4, 130, 130])])
 
 
 _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
@@ -239,6 +207,9 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "encoder_attention": _encoder_attention,
     "mean_rows": _mean_rows,
     "stack_rows": _stack_rows,
+    "causal_conv": state_cases.causal_conv,
+    "selective_scan": state_cases.selective_scan,
+    "gated_delta": state_cases.gated_delta,
 }
 _FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rotary_angles": _rotary_angles,
@@ -261,10 +232,13 @@ def _check_op(op: str, dtype: str, cases: Callable[[Rng], Iterator[Case]], subje
     count, worst = 0, 0.0
     for case in cases(np.random.default_rng(0)):
         arguments = [to_array(ops, value, dtype) for value in case.args]
+        kept = [not (isinstance(value, Value) and value.is_mutable) for value in case.args]
         before = [to_numpy(ops, array) for array in arguments if _is_array(array)]
         results = getattr(ops, op)(*arguments, **case.kwargs)
         after = [to_numpy(ops, array) for array in arguments if _is_array(array)]
-        if any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True)):
+        arrays = [flag for flag, array in zip(kept, arguments, strict=True) if _is_array(array)]
+        changed = [not np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True)]
+        if any(is_changed and flag for is_changed, flag in zip(changed, arrays, strict=True)):
             raise Failed(f"{case.what}: it changed its arguments")
         wide = torch.float32 if case.exact_inputs else torch.float64
         expected = getattr(OpTable, op)(
@@ -364,8 +338,8 @@ def _check_linear(dtype: str, subject: Subject) -> str:
             tensors = [_host_tensor(rng, part, columns, stored) for part in rows]
             weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
             for num_tokens in ROWS:
-                bias = _f32(rng, sum(rows)) if num_tokens % 2 else None
-                x = to_array(ops, _x(rng, num_tokens, columns), dtype)
+                bias = normal32(rng, sum(rows)) if num_tokens % 2 else None
+                x = to_array(ops, normal(rng, num_tokens, columns), dtype)
                 result = ops.linear(x, weight, to_array(ops, bias, dtype))
                 expected = _wide(ops, x, torch.float64) @ _rounded(tensors, dtype).T
                 if bias is not None:

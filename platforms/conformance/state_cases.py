@@ -1,0 +1,65 @@
+"""Cases of the ops over states: rows of all lengths in one batch, new and begun, and one token for every row."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from .values import Case, Rng, Value, normal, normal32, whole
+
+NUM_SLOTS = 400
+
+
+def causal_conv(rng: Rng) -> Iterator[Case]:
+    """Channels within and across a vector's end, widths of 2 to 4, with and without bias and activation."""
+    for what, rows, _ in _batches(rng):
+        for channels, width in ((1, 2), (70, 3), (129, 4)):
+            state = replace(normal(rng, NUM_SLOTS, width - 1, channels), is_mutable=True)
+            args = [normal(rng, _num_tokens(rows), channels), normal32(rng, channels, 1, width)]
+            kwargs = {"activation": "silu" if width == 4 else None}
+            yield Case(what, [*args, normal32(rng, channels) if width > 2 else None, state, *rows], kwargs)
+
+
+def selective_scan(rng: Rng) -> Iterator[Case]:
+    """Channels that are heads of one value with a matrix of decays, and heads of several values in groups."""
+    for what, rows, most in _batches(rng):
+        tokens = _num_tokens(rows)
+        for heads, dim, size, groups in ((5, 1, 16, 1), (4, 9, 24, 2)):
+            values = [normal(rng, tokens, heads, dim), normal(rng, tokens, heads)]
+            values += [normal(rng, tokens, groups, size), normal(rng, tokens, groups, size)]
+            a_log = normal32(rng, heads, size) if dim == 1 else normal32(rng, heads)
+            state = replace(normal32(rng, NUM_SLOTS, heads, dim, size), is_mutable=True)
+            kwargs = {"dt_min": 0.1, "dt_max": 1.5, "max_query_len": most}
+            yield Case(what, [*values, a_log, normal32(rng, heads), normal32(rng, heads), state, *rows], kwargs)
+
+
+def gated_delta(rng: Rng) -> Iterator[Case]:
+    """Keys shared by heads, decays for heads and for the values of keys."""
+    for what, rows, most in _batches(rng):
+        tokens, heads, groups, key_dim, dim = _num_tokens(rows), 4, 2, 12, 9
+        for decays in (1, key_dim):
+            values = [
+                normal(rng, tokens, groups, key_dim),
+                normal(rng, tokens, groups, key_dim),
+                normal(rng, tokens, heads, dim),
+            ]
+            values += [
+                normal(rng, tokens, heads) if decays == 1 else normal(rng, tokens, heads, key_dim),
+                normal(rng, tokens, heads),
+            ]
+            state = replace(normal32(rng, NUM_SLOTS, heads, key_dim, dim), is_mutable=True)
+            kwargs = {"beta_scale": float(decays), "max_query_len": most}
+            yield Case(what, [*values, normal32(rng, heads), normal32(rng, heads * decays), state, *rows], kwargs)
+
+
+def _batches(rng: Rng) -> Iterator[tuple[str, list[Value], int]]:
+    """(name, query_start_loc, from_slots and to_slots, max_query_len). Slots that are read are not written."""
+    for what, counts, most in (("mixed rows", (5, 1, 0, 33, 2), 0), ("one token a row", (1,) * 7, 1)):
+        starts = np.cumsum([0, *counts])
+        before = np.array([[-1 if r % 3 == 0 else 1 + r] for r in range(len(counts))])
+        kept = 20 + rng.permutation(NUM_SLOTS - 20)[: starts[-1]]
+        yield what, [whole(starts), whole(before), whole(kept)], most
+
+
+def _num_tokens(rows: list[Value]) -> int:
+    return int(rows[0].array[-1])
