@@ -5,8 +5,12 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, cast
 
+import numpy as np
+
+from .audio.decode import read_audio
+from .audio.whisper import Answer, Transcriber, Transcription, TranscriptionParams
 from .config import EngineConfig
 from .engine.build import Built, build_engine
 from .engine.engine import Engine
@@ -21,6 +25,8 @@ from .text.seq2seq import PreparedPrompt, prepare_seq2seq
 from .text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_LISTEN = TranscriptionParams()
 
 
 class TokensPrompt(TypedDict):
@@ -38,6 +44,7 @@ class EncoderDecoderPrompt(TypedDict, total=False):
 
 Prompt = str | TokensPrompt | EncoderDecoderPrompt
 """An encoder-decoder model's encoder reads a plain prompt, and its decoder begins as the checkpoint says."""
+AudioInput = str | Path | bytes | FloatArray
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...} as in the OpenAI API."""
 
@@ -205,6 +212,49 @@ class LLM:
         embedded = self.embed([*queries, *texts], params)
         firsts, seconds = embedded[: len(queries)], embedded[len(queries) :]
         return [tasks.similarity(firsts[i % len(firsts)], second) for i, second in enumerate(seconds)]
+
+    def transcribe(
+        self, audio: AudioInput | Sequence[AudioInput], params: TranscriptionParams | None = None
+    ) -> list[Transcription]:
+        """The text of one recording or several: file, bytes of a file, or float samples at 16 kHz.
+
+        Raises RequestError, with the code "not_supported" if the model does not listen.
+        """
+        model = self.built.whisper()
+        is_one = isinstance(audio, str | bytes | Path | np.ndarray)
+        many: Sequence[Any] = [audio] if is_one else cast(Sequence[Any], audio)
+        jobs = [
+            Transcriber(model, each if isinstance(each, np.ndarray) else read_audio(each), params or _LISTEN)
+            for each in many
+        ]
+        asked = {n: job.ask() for n, job in enumerate(jobs)}
+        answers: dict[int, dict[int, Answer]] = {}
+        waiting: dict[str, tuple[int, int]] = {}  # request -> its recording and its place among the questions
+        open_jobs: list[tuple[int, list[Answer] | None]] = [(n, None) for n in asked]
+        try:
+            while open_jobs or waiting:
+                for n, found in open_jobs:
+                    try:
+                        questions = next(asked[n]) if found is None else asked[n].send(found)
+                    except StopIteration:
+                        continue
+                    answers[n] = {}
+                    for place, question in enumerate(questions):
+                        prompt = PreparedPrompt(token_ids=question.token_ids, encoder=question.encoder)
+                        waiting[self._add(prompt, question.params, final_only=True)] = (n, place)
+                open_jobs = []
+                for request_id in self._step() if waiting else ():
+                    if request_id in waiting:
+                        n, place = waiting.pop(request_id)
+                        answers[n][place] = _answer(self._latest.pop(request_id))
+                        if n not in {job for job, _ in waiting.values()}:
+                            open_jobs.append((n, [answers[n][i] for i in range(len(answers[n]))]))
+        except BaseException:
+            for request_id in waiting:
+                self._engine.abort(request_id)
+                self._latest.pop(request_id, None)
+            raise
+        return [job.result() for job in jobs]
 
     def render_chat(self, messages: Sequence[Message], **template_options: Any) -> str:
         """The prompt that the chat template makes of a conversation."""
@@ -387,6 +437,19 @@ class LLM:
                 remedies=["--chat-template FILE", "generate with a plain prompt (headrace complete --raw)"],
             )
         return ChatTemplate(source, self.tokenizer.special_tokens)
+
+
+def _answer(output: RequestOutput) -> Answer:
+    """What Whisper's code wants to know of a request. Raises RequestError if it failed."""
+    if output.error:
+        raise RequestError(output.error)
+    one = output.outputs[0]
+    last = output.prompt_logprobs[-1] if output.prompt_logprobs else None
+    return Answer(
+        token_ids=one.token_ids,
+        logprobs=[entry[token].logprob for entry, token in zip(one.logprobs or (), one.token_ids, strict=False)],
+        prompt_logprob=last[output.prompt_token_ids[-1]].logprob if last else 0.0,
+    )
 
 
 def _one_each(value: Any, count: int, name: str) -> Sequence[Any]:

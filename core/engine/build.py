@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..audio.whisper import WhisperModel, read_whisper
 from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig
 from ..devices import open_device
@@ -43,7 +44,7 @@ from ..weights.open import open_weights
 from ..weights.quantize import QuantizedParams, Quantizer
 from ..weights.source import ParamSource, WeightSource
 from .engine import Engine, EngineLimits
-from .generation import GenerationDefaults, generation_defaults
+from .generation import GenerationDefaults, generation_defaults, read_generation_config
 from .inprocess import InProcessExecutor
 from .resolve import (
     Capacity,
@@ -96,6 +97,11 @@ class Built:
     capacity: Capacity
     choices: tuple[Choice, ...]
     gaps: tuple[Gap, ...]
+
+    def whisper(self) -> WhisperModel:
+        """What transcriptions need to know of the model. Raises RequestError if it does not listen."""
+        model = self.model
+        return read_whisper(model.spec, model.config, read_generation_config(model.folder), self.tokenizer)
 
 
 def describe_model(config: EngineConfig, report: Report) -> Model:

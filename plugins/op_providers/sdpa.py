@@ -166,7 +166,8 @@ def _attend(
         alive = (k_pos >= first)[:, 0, None, :, None] & (k_pos < seq_lens)[:, 0, None, :, None]
     else:
         alive = (k_pos < seq_lens)[:, 0, None, :, None]
-    k, v = k.masked_fill(~alive, 0), v.masked_fill(~alive, 0)
+    if window or min(lens) < longest:
+        k, v = k.masked_fill(~alive, 0), v.masked_fill(~alive, 0)
     mask, dtype = seen[:, None], query.dtype
     if alibi_slopes is not None:
         # A bias has the dtype of the query, and distances need more digits than bfloat16 has.

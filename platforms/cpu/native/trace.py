@@ -102,6 +102,8 @@ class UntraceableOp(Exception):
 
 def trace_decoder(spec: ModelSpec, dtype: str, group_of_layer: Sequence[int]) -> Trace:
     """Trace decoder and logits of a spec whose activations have `dtype`. Raises UntraceableOp."""
+    if spec.kind == "encoder_decoder":
+        raise UntraceableOp("native programs have no encoder beside the decoder")
     if spec.kind != "decoder" or spec.pooler is not None:
         raise UntraceableOp("native programs give logits of tokens, and this model makes vectors")
     if any(layer.mixer is not None for layer in spec.layers):

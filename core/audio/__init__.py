@@ -1,0 +1,1 @@
+"""Speech: samples, spectrograms, and how Whisper is asked for text."""
