@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,16 @@ from headrace.core.stages import (
     StepOutput,
 )
 from headrace.core.units import format_bytes
-from headrace.core.weights.source import ParamSource
+from headrace.core.weights.source import HostTensor, LoadedParam, ParamSource
 from headrace.kernels.cpu import _ops
 
 from ..memory import host_memory
 from .ops import native_ops, native_selections
+from .parts import is_separable, part_name, separate
 from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
 from .trace import ParamRef, Trace, trace_decoder
-from .weights import pack, vector
+from .weights import BLOCK_FORMATS, pack, vector
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class NativeRunner(Runner):
         self._weights: dict[str, _ops.PackedWeight] = {}
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
         self._rounds_x: set[str] = set()
+        self._parts: dict[str, Sequence[int]] = {}
         self._program: NativeProgram | None = None
         self._sampling_ops = sampling_ops()
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)
@@ -86,18 +89,30 @@ class NativeRunner(Runner):
             if loaded.param.kind not in ("linear", "embedding"):
                 self._vectors[name] = vector(loaded)
                 continue
-            try:
-                weight, layout = pack(loaded.tensors, self.config.dtype, keep_blocks=self._keep_blocks)
-            except MemoryError as error:
-                raise OutOfMemory(f"this machine has no memory left for {name}") from error
-            self._weights[name] = weight
-            if layout.rounds_x:
-                self._rounds_x.add(name)
-            elif layout.format in DTYPES:
-                dequantized |= {tensor.dtype for tensor in loaded.tensors if tensor.is_blocked}
+            for part, tensors in self._parts_of(loaded):
+                try:
+                    weight, layout = pack(tensors, self.config.dtype, keep_blocks=self._keep_blocks)
+                except MemoryError as error:
+                    raise OutOfMemory(f"this machine has no memory left for {name}") from error
+                self._weights[part] = weight
+                if layout.rounds_x:
+                    self._rounds_x.add(part)
+                elif layout.format in DTYPES:
+                    dequantized |= {tensor.dtype for tensor in tensors if tensor.is_blocked}
         if dequantized and self._keep_blocks:
             types = ",".join(sorted(dequantized))
             logger.warning("dequantized, which is slow: no kernels types=%s dtype=%s", types, self.config.dtype)
+
+    def _parts_of(self, loaded: LoadedParam) -> list[tuple[str, Sequence[HostTensor]]]:
+        """What is packed together, by name: all of a parameter, or each run of tensors of one block type."""
+        name = loaded.param.name
+        runs = [list(run) for _, run in groupby(loaded.tensors, key=lambda tensor: tensor.dtype)]
+        rows = [sum(tensor.shape[0] for tensor in run) for run in runs]
+        are_blocks = all(tensor.dtype in BLOCK_FORMATS for tensor in loaded.tensors)
+        if len(runs) == 1 or not (self._keep_blocks and are_blocks and is_separable(self._trace, name, rows)):
+            return [(name, loaded.tensors)]
+        self._parts[name] = rows
+        return [(part_name(name, index), run) for index, run in enumerate(runs)]
 
     def kv_plan(self) -> KVPlan:
         """Bytes of one block, as the kernels lay it out."""
@@ -121,10 +136,11 @@ class NativeRunner(Runner):
                     caches[layer] = _ops.KVCache(
                         count, self.config.block_size, num_kv_heads, head_dim, self._kv_dtype
                     )
+            trace, biases = separate(self._trace, self._parts)
             self._program = NativeProgram(
-                self._trace,
+                trace,
                 self._weights,
-                self._vectors,
+                self._vectors | {name: self._vectors[s.name][s.start : s.end] for name, s in biases.items()},
                 [caches[layer] for layer in range(self.config.spec.num_layers)],
                 max_tokens=max(self.config.max_num_batched_tokens, self.config.max_num_seqs),
                 max_logits=self.config.max_num_seqs,
