@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,9 +129,12 @@ def make_app(server: Server) -> ASGIApp:
     table = route_table()
     if not server.config.server.ui:
         table = [spec for spec in table if spec.path not in (PAGE_ROUTE, STEPS_ROUTE)]
-    table.append(openapi_route(table))
+    table.append(openapi_route(table, needs_key=len(server.keys) > 0))
+    by_path: dict[str, dict[str, Endpoint]] = {}
+    for spec in table:
+        by_path.setdefault(spec.path, {})[spec.method] = _guarded(spec.endpoint, server)
     app = Starlette(
-        routes=[Route(spec.path, _guarded(spec.endpoint, server), methods=[spec.method]) for spec in table],
+        routes=[Route(path, _by_method(found), methods=list(found)) for path, found in by_path.items()],
         exception_handlers={HTTPException: _no_route},
     )
     app.state.server = server
@@ -167,6 +170,15 @@ class KeyGate:
                 await ErrorResponse(error, path)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+
+def _by_method(endpoints: Mapping[str, Endpoint]) -> Endpoint:
+    """One endpoint for all methods of a path, so that a wrong one is told all that there are."""
+
+    async def answer(request: Request) -> Response:
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
+
+    return answer
 
 
 def _guarded(endpoint: Endpoint, server: Server) -> Endpoint:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _PATH = "/openapi.json"
 
 
-def openapi_route(table: "Sequence[RouteSpec]") -> "RouteSpec":
-    """The route that gives the description of all routes."""
+def openapi_route(table: "Sequence[RouteSpec]", *, needs_key: bool) -> "RouteSpec":
+    """The route that gives the description of all routes. needs_key: the server has keys."""
     from .app import RouteSpec
 
     cached: list[bytes] = []
@@ -30,14 +30,14 @@ def openapi_route(table: "Sequence[RouteSpec]") -> "RouteSpec":
     async def openapi(request: Request) -> Response:
         """This description."""
         if not cached:
-            cached.append(msgspec.json.encode(describe([*table, spec])))
+            cached.append(msgspec.json.encode(describe([*table, spec], needs_key=needs_key)))
         return Response(cached[0], media_type="application/json")
 
     spec = RouteSpec(path=_PATH, endpoint=openapi, method="GET")
     return spec
 
 
-def describe(table: "Sequence[RouteSpec]") -> dict[str, Any]:
+def describe(table: "Sequence[RouteSpec]", *, needs_key: bool) -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
     types = {kind for spec in table for kind in (spec.takes, spec.gives) if kind is not None}
     types |= {ErrorEnvelope, MessageErrorEnvelope}
@@ -51,7 +51,7 @@ def describe(table: "Sequence[RouteSpec]") -> dict[str, Any]:
             "operationId": f"{spec.method.lower()}{re.sub('[^a-z]+', '_', path)}",
             "summary": (inspect.getdoc(spec.endpoint) or "").split("\n")[0],
             "parameters": [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
                 for name in re.findall(r"\{(\w+)\}", path)
             ],
             "responses": {
@@ -64,18 +64,16 @@ def describe(table: "Sequence[RouteSpec]") -> dict[str, Any]:
         if spec.takes is not None:
             content = {"application/json": {"schema": schema_of[spec.takes]}}
             operation["requestBody"] = {"required": True, "content": content}
-        if path in PUBLIC_ROUTES:
+        if needs_key and path in PUBLIC_ROUTES:
             operation["security"] = []
         paths.setdefault(path, {})[spec.method.lower()] = operation
+    keys = {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if needs_key else {}
     return {
         "openapi": "3.1.0",
         "info": {"title": "headrace", "version": __version__},
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{"key": []}],
+        "components": {"schemas": components, **keys},
+        **({"security": [{"key": []}]} if needs_key else {}),
     }
 
 

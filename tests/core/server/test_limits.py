@@ -56,6 +56,13 @@ def test_every_route_needs_a_key_but_a_few(guarded: LiveServer) -> None:
             assert response.headers["www-authenticate"] == "Bearer"
 
 
+def test_the_description_says_which_routes_need_a_key(guarded: LiveServer) -> None:
+    found = httpx.get(f"{guarded.url}/openapi.json").json()
+    assert found["security"] == [{"key": []}]
+    for path, operations in found["paths"].items():
+        assert all(("security" in operation) == (path in PUBLIC_ROUTES) for operation in operations.values()), path
+
+
 @pytest.mark.parametrize("key", ["alpha", "beta", "master"])
 def test_keys_of_file_and_option(guarded: LiveServer, key: str) -> None:
     assert httpx.get(f"{guarded.url}/v1/models", **auth(key)).status_code == 200

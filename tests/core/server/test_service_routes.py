@@ -50,6 +50,12 @@ def test_unknown_routes_and_methods_have_the_envelope(server: LiveServer) -> Non
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_wrong_method_is_told_all_that_there_are(server: LiveServer) -> None:
+    allowed = httpx.put(f"{server.url}/v1/responses/x").headers["allow"].split(", ")
+    assert sorted(allowed) == ["DELETE", "GET", "HEAD"]
+    assert "security" not in httpx.get(f"{server.url}/openapi.json").json()
+
+
 def test_what_the_model_cannot_do(server: LiveServer) -> None:
     for name in ("embeddings", "rerank", "score", "classify"):
         response = server.post(f"/v1/{name}", {})
