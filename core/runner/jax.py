@@ -22,11 +22,19 @@ from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
 from .bucketed import BucketedRunner, HostArray
 from .buckets import Bucket, Buckets, ForwardBucket, Grid
 from .jax_programs import JaxCaches, JaxPrograms, StepShapes, abstract_shapes, make_caches
-from .jax_sharding import check_divides, is_cut_by_parts, make_mesh, param_sharding, replicated
+from .jax_sharding import (
+    check_divides,
+    is_cut_by_parts,
+    kv_sharding,
+    make_mesh,
+    param_sharding,
+    replicated,
+    sharded_experts,
+)
 
 _LOST = ("UNAVAILABLE", "DATA_LOSS", "ABORTED", "INTERNAL: Core halted")
 """How the runtime's messages begin when a device does not answer any more."""
-_PLACING = ("pack_linear", "upload", "new_kv_cache", "to_device")
+_PLACING = ("pack_linear", "upload", "to_device")
 """Ops that make arrays on a device."""
 
 
@@ -89,7 +97,8 @@ class JaxRunner(BucketedRunner):
         self.device = device
         check_divides(config.spec, device.mesh.size)
         context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
-        stock = OpProvider(name=NAME, priority=0, ops=FUNCTIONS)
+        experts = {"grouped_experts": sharded_experts(device.mesh)} if device.mesh.size > 1 else {}
+        stock = OpProvider(name=NAME, priority=0, ops={**FUNCTIONS, **experts})
         table, self.selections = select_ops((*device.providers(), *device.extra_providers, stock), context)
         self.ops = _bind(table, self.selections, device)
         self.buckets = Buckets(config, Grid())
@@ -129,6 +138,7 @@ class JaxRunner(BucketedRunner):
                     self.device.block_bytes(
                         block_size=size, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
                     )
+                    * (self.device.mesh.size if num_kv_heads == 1 else 1)
                     for num_kv_heads, head_dim in group.heads
                 )
                 for group in self.config.groups
@@ -245,6 +255,7 @@ def _bind(table: OpTable, selections: Sequence[Selection], device: JaxDevice) ->
     everywhere = replicated(device.mesh)
     for name in _PLACING:
         setattr(table, name, functools.partial(_place, getattr(table, name), everywhere))
+    table.new_kv_cache = functools.partial(_place_cache, table.new_kv_cache, device.mesh)
     for selection in selections:
         if selection.provider == DEFINITION:
             setattr(table, selection.op, _missing(selection.op, device.info.id))
@@ -253,6 +264,10 @@ def _bind(table: OpTable, selections: Sequence[Selection], device: JaxDevice) ->
 
 def _place(op: Any, everywhere: Any, *args: Any, device: Any = None, **kwargs: Any) -> Array:
     return op(*args, device=everywhere if device is None or isinstance(device, str) else device, **kwargs)
+
+
+def _place_cache(op: Any, mesh: Any, *, num_kv_heads: int, device: Any = None, **kwargs: Any) -> Array:
+    return op(num_kv_heads=num_kv_heads, device=kv_sharding(mesh, num_kv_heads), **kwargs)
 
 
 def _missing(op: str, device_id: str) -> Any:

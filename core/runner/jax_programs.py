@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from ..models.declare import declare_params
 from ..ops import OpTable
 from ..ops.jax._arrays import DTYPES
+from ..ops.jax.attention import KV_HEADS_AXIS
 from ..platform import RunnerConfig
 from ..stages import Array
 from .bucketed import Programs
@@ -37,7 +38,7 @@ class StepShapes:
 
 
 def make_caches(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Sequence[int]) -> JaxCaches:
-    """The zeroed caches of all layers: keys and values cut between heads, states whole on every device."""
+    """The zeroed caches of all layers: keys and values where a runner's ops put them, states on every device."""
     caches = new_caches(
         ops,
         config.groups,
@@ -45,7 +46,7 @@ def make_caches(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Seque
         num_layers=config.spec.num_layers if config.groups else 0,
         block_size=config.block_size,
         dtype=config.dtype,
-        device=kv_sharding(mesh),
+        device=None,
         state_device=replicated(mesh),
     )
     return list(zip(caches.layers, caches.states, strict=True))
@@ -56,7 +57,10 @@ def abstract_shapes(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: S
 
     caches = jax.eval_shape(lambda: make_caches(config, ops, mesh, num_blocks))
     kv = [
-        (_placed(cache, kv_sharding(mesh)), tuple(_placed(state, replicated(mesh)) for state in states))
+        (
+            _placed(cache, None if cache is None else kv_sharding(mesh, cache.shape[KV_HEADS_AXIS])),
+            tuple(_placed(state, replicated(mesh)) for state in states),
+        )
         for cache, states in caches
     ]
     return StepShapes(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from headrace.core.ops.jax import FUNCTIONS
-from headrace.core.ops.jax.attention import TILE_TOKENS, query_tiles
+from headrace.core.ops.jax.attention import KV_HEADS_AXIS, TILE_TOKENS, query_tiles
 from headrace.core.platform import OpProvider
 from headrace.core.runner.jax_sharding import AXIS
 from headrace.core.stages import Array
@@ -29,8 +29,8 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
         call = _over_heads(
             mesh,
             lambda cache, rows, slots: write_kv.write_kv(cache, rows, slots, interpret=interpret),
-            (1, 1, None),
-            1,
+            (heads_axis(kv_cache), heads_axis(kv_cache), None),
+            heads_axis(kv_cache),
         )
         return call(kv_cache, rows, slot_mapping)
 
@@ -80,7 +80,7 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
             )
 
         head = None if sinks is None else 0, None if alibi_slopes is None else 0
-        call = _over_heads(mesh, tiled, (2, 1, None, None, None, None, None, *head), 2)
+        call = _over_heads(mesh, tiled, (2, heads_axis(kv_cache), None, None, None, None, None, *head), 2)
         out = call(
             query[tiles.tokens],
             kv_cache,
@@ -103,8 +103,13 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
     return OpProvider(name=NAME, priority=60, ops=ops)
 
 
+def heads_axis(kv_cache: Array) -> int | None:
+    """The axis by which a cache is cut, which is that of new keys and values too; None for a single head."""
+    return KV_HEADS_AXIS if kv_cache.shape[KV_HEADS_AXIS] > 1 else None
+
+
 def _over_heads(
-    mesh: Mesh, function: Callable[..., Any], head_axes: tuple[int | None, ...], out_axis: int
+    mesh: Mesh, function: Callable[..., Any], head_axes: tuple[int | None, ...], out_axis: int | None
 ) -> Callable[..., Any]:
     """Run `function` on each device for its own heads. head_axes: of each argument, None for one that is whole."""
     if mesh.size == 1:

@@ -124,6 +124,55 @@ def test_two_devices_give_the_tokens_of_one() -> None:
     assert collectives == {"all-reduce": 4}, "two for each of two layers; nothing else moves"
 
 
+EXPERTS_AND_LATENTS = """
+import json, sys, tempfile
+from pathlib import Path
+import torch
+from headrace import LLM, SamplingParams
+from headrace.core.runner.jax import host_devices
+from headrace.platforms.jax.emulated import emulated_info
+from headrace.platforms.neuron import device
+from tiny_checkpoints import greedy_tokens, save_golden_case
+
+torch.set_num_threads(1)
+
+class Both(device.NeuronPlatform):
+    def open(self, ids, config):
+        return device.EmulatedNeuron(info=emulated_info("neuron"), devices=host_devices(), shared_memory=True)
+
+device.NeuronPlatform = Both
+prompts = [[3, 1, 4, 1, 5], [(7 * i + 3) % 200 + 3 for i in range(20)]]
+params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+options = dict(dtype="float32", skip_tokenizer_init=True, threads=1, max_num_seqs=2, max_num_batched_tokens=32)
+with tempfile.TemporaryDirectory() as folder:
+    model = save_golden_case(Path(folder), sys.argv[1])
+    with LLM(folder, device="neuron:emulated", max_model_len=64, kv_memory="2MiB", **options) as llm:
+        assert llm.built.device.describe()["cores"] == "2"
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    want = [greedy_tokens(model, prompt, 6) for prompt in prompts]
+print(json.dumps([[output.outputs[0].token_ids for output in outputs], want]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["deepseek_v3", "gpt_oss"])
+def test_experts_and_latent_attention_over_two_devices_give_the_tokens_of_transformers(case: str) -> None:
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", EXPERTS_AND_LATENTS, case],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    got, want = json.loads(run.stdout.splitlines()[-1])
+    assert got == want
+
+
 def test_uneven_heads_are_refused() -> None:
     from headrace.core.runner.jax_sharding import check_divides
 

@@ -78,25 +78,61 @@ def grouped_experts(
     gated: bool = True,
 ) -> Array:
     """Sum over a token's experts of weight * down(act(gate(x)) * up(x)), or ungated; rows are sorted by expert."""
+    sums = expert_sums(
+        x,
+        weights,
+        experts,
+        gate_up,
+        down,
+        gate_up_bias,
+        down_bias,
+        activation=activation,
+        clamp=clamp,
+        scale_input=scale_input,
+        gated=gated,
+    )
+    return sums.astype(x.dtype)
+
+
+def expert_sums(
+    x: Array,
+    weights: Array,
+    experts: Array,
+    gate_up: Array,
+    down: Array,
+    gate_up_bias: Array | None,
+    down_bias: Array | None,
+    *,
+    activation: "Activation",
+    clamp: float,
+    scale_input: bool,
+    gated: bool,
+    first: Any = 0,
+) -> Array:
+    """`grouped_experts` in float32 over some of the experts: those from `first` on whose weights are here."""
     num_experts, count = gate_up.shape[0], experts.shape[1]
-    chosen = experts.reshape(-1)
-    order = jnp.argsort(chosen, stable=True)
-    sorted_experts = chosen[order]
+    local = experts.reshape(-1) - first
+    local = jnp.where((local >= 0) & (local < num_experts), local, num_experts)  # others come last
+    order = jnp.argsort(local, stable=True)
+    sorted_experts = local[order]
     rows, factors = x[order // count], weights.reshape(-1)[order][:, None]
     if scale_input:
         rows = (rows * factors).astype(x.dtype)
-    sizes = jnp.bincount(chosen, length=num_experts).astype(jnp.int32)
+    sizes = jnp.bincount(local, length=num_experts + 1)[:num_experts].astype(jnp.int32)
 
     def product(rows: Array, weight: Array, bias: Array | None) -> Array:
         y = jax.lax.ragged_dot(rows, weight.astype(rows.dtype).swapaxes(1, 2), sizes, precision=precision(rows))
-        return y if bias is None else y + bias.reshape(num_experts, -1)[sorted_experts].astype(y.dtype)
+        if bias is None:
+            return y
+        return y + bias.reshape(num_experts, -1)[jnp.minimum(sorted_experts, num_experts - 1)].astype(y.dtype)
 
     inner = _inner(product(rows, gate_up, gate_up_bias), activation, clamp, gated)
     outputs = widen(product(inner, down, down_bias))
     if not scale_input:
         outputs = outputs * factors
+    outputs = jnp.where(sorted_experts[:, None] < num_experts, outputs, 0)
     unsorted = jnp.zeros_like(outputs).at[order].set(outputs, unique_indices=True)
-    return unsorted.reshape(x.shape[0], count, -1).sum(1).astype(x.dtype)
+    return unsorted.reshape(x.shape[0], count, -1).sum(1)
 
 
 @compiled()
