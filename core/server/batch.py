@@ -21,7 +21,7 @@ from .server import Server
 
 logger = logging.getLogger(__name__)
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _UNLIMITED = 10**9
 _MAX_ERRORS = 3
 

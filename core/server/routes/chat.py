@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -28,7 +27,7 @@ from ..protocol.chat import (
 from ..protocol.common import new_id, now, refuse
 from ..request_log import timings
 from ..turn import Turn, finish_reason, read_turn, submit_turn
-from .text import answer_once, answer_stream, check_output, usage, wants_usage
+from .text import answer_once, answer_stream, check_output, usage, usage_of_chunk, wants_usage
 
 if TYPE_CHECKING:
     from ..server import Server
@@ -84,7 +83,7 @@ class _Answer:
     async def chunks(self, generation: Generation) -> AsyncIterator[ChatChunk]:
         """The events of a stream."""
         for index in range(len(self._parsers)):
-            yield self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
+            yield self._chunk(generation, ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
         while changes := await generation.changes():
             for index, output in changes:
                 check_output(output)
@@ -102,18 +101,19 @@ class _Answer:
                         choice.logprobs = logprobs
                         if self._body.return_token_ids:
                             choice.token_ids = output.token_ids
-                    yield self._chunk(choice)
+                    yield self._chunk(generation, choice)
                 if output.finish_reason is not None:
                     yield self._chunk(
+                        generation,
                         ChatChunkChoice(
                             index=index,
                             delta=ChatDelta(),
                             finish_reason=finish_reason(parser, output),
                             stop_reason=output.stop_reason,
-                        )
+                        ),
                     )
         if wants_usage(self._body):
-            last = self._chunk()
+            last = self._chunk(generation)
             last.usage, last.timings = usage(generation), timings(generation)
             yield last
 
@@ -133,13 +133,13 @@ class _Answer:
             return None
         return ChatLogprobs(content=chat_logprobs(output.logprobs, self._body.top_logprobs or 0))
 
-    def _chunk(self, *choices: ChatChunkChoice) -> ChatChunk:
+    def _chunk(self, generation: Generation, *choices: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(
             id=self.id,
             created=self._created,
             model=self._model,
             choices=list(choices),
-            usage=None if wants_usage(self._body) else msgspec.UNSET,
+            usage=usage_of_chunk(self._body, generation),
         )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +15,7 @@ from ..protocol.common import new_id, now, refuse, sampling_params
 from ..protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 from ..request_log import timings
 from ..structure import structured_output
-from .text import answer_once, answer_stream, check_output, usage, wants_usage
+from .text import answer_once, answer_stream, check_output, usage, usage_of_chunk, wants_usage
 
 if TYPE_CHECKING:
     from ..server import Server
@@ -113,9 +112,9 @@ class _Answer:
                 check_output(output)
                 choice = self._choice(index, output)
                 if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
-                    yield self._chunk(choice)
+                    yield self._chunk(generation, choice)
         if wants_usage(self._body):
-            last = self._chunk()
+            last = self._chunk(generation)
             last.usage, last.timings = usage(generation), timings(generation)
             yield last
 
@@ -168,11 +167,11 @@ class _Answer:
             return ""
         return prompts.tokenizer.decode(token_ids, skip_special_tokens=self._body.skip_special_tokens is not False)
 
-    def _chunk(self, *choices: CompletionChoice) -> CompletionResponse:
+    def _chunk(self, generation: Generation, *choices: CompletionChoice) -> CompletionResponse:
         return CompletionResponse(
             id=self.id,
             created=self._created,
             model=self._model,
             choices=list(choices),
-            usage=None if wants_usage(self._body) else msgspec.UNSET,
+            usage=usage_of_chunk(self._body, generation),
         )

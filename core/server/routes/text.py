@@ -77,6 +77,15 @@ def wants_usage(request: GenerationFields) -> bool:
     return bool(request.stream_options and request.stream_options.include_usage)
 
 
+def usage_of_chunk(request: GenerationFields, generation: Generation) -> Usage | None | msgspec.UnsetType:
+    """What a chunk that is not the last says of usage: null if that comes last, the tokens so far if they are wanted
+    all along, else nothing."""
+    if not wants_usage(request):
+        return msgspec.UNSET
+    assert request.stream_options is not None
+    return usage(generation) if request.stream_options.continuous_usage_stats else None
+
+
 def check_output(output: Output) -> None:
     """Raise ApiError for a completion that failed in the engine."""
     if output.finish_reason == "error":

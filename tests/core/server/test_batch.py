@@ -63,12 +63,13 @@ def test_a_batch(tmp_path: Path, model_folder: Path, llm: LLM) -> None:
         for name, body, url in (
             ("chat", chat, "/v1/chat/completions"),
             ("bad", bad, "/v1/chat/completions"),
+            ("response", {"model": "tiny", "input": "hi", "max_output_tokens": 4}, "/v1/responses"),
             ("other", {"model": "tiny", "input": "x"}, "/v1/embeddings"),
         ):
             file.write("\n" + json.dumps({"custom_id": name, "url": url, "method": "POST", "body": body}) + "\n")
     target = tmp_path / "out.jsonl"
     summary = run(source, target, model_folder)
-    assert (summary["num_requests"], summary["num_completed"], summary["num_failed"]) == (8, 6, 2)
+    assert (summary["num_requests"], summary["num_completed"], summary["num_failed"]) == (9, 7, 2)
     found = answers(target)
     params = SamplingParams(temperature=0, max_tokens=10)
     for i in range(5):
@@ -79,12 +80,13 @@ def test_a_batch(tmp_path: Path, model_folder: Path, llm: LLM) -> None:
         assert answer["response"]["body"]["choices"][0]["text"] == wanted
         assert answer["response"]["request_id"] == answer["response"]["body"]["id"]
     assert found["chat"]["response"]["body"]["object"] == "chat.completion"
+    assert found["response"]["response"]["body"]["object"] == "response"
     assert found["bad"]["response"]["status_code"] == 400
     assert found["bad"]["response"]["body"]["error"]["code"] == "invalid_sampling_params"
     assert found["other"]["response"]["status_code"] == 404
 
     again = run(source, target, model_folder)
-    assert (again["num_skipped"], again["num_completed"]) == (8, 0)
+    assert (again["num_skipped"], again["num_completed"]) == (9, 0)
 
 
 def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path) -> None:

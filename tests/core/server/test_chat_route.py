@@ -145,3 +145,13 @@ def test_events_have_no_line_end_but_their_own() -> None:
     value = {"text": "".join(map(chr, range(1, 0x3000)))}
     line, empty = event(value).decode().splitlines()
     assert empty == "" and json.loads(line.removeprefix("data: ")) == value
+
+
+def test_usage_all_along(server: LiveServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path, more in (("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "x"})):
+        body = {**more, "max_tokens": 9, "ignore_eos": True, "stream": True, "stream_options": options}
+        found = events(server.post(f"/v1/{path}", body).text)[:-1]
+        counts = [chunk["usage"]["completion_tokens"] for chunk in found]
+        assert counts == sorted(counts) and counts[-1] == 9
+        assert found[-1]["choices"] == []

@@ -121,7 +121,7 @@ def test_calls_whole_and_streamed(random_client: openai.OpenAI) -> None:
         final: Any = stream.get_final_response()
     assert json.loads(final.output[0].arguments) == arguments
 
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
     after = random_client.responses.create(
         model="tiny", input=[result], previous_response_id=whole.id, tools=FUNCTIONS, tool_choice="none",
         max_output_tokens=5, text={"format": {"type": "text"}},

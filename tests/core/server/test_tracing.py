@@ -112,7 +112,7 @@ def test_a_collector_gets_the_spans(model_folder: Path) -> None:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *args: Any) -> None:
+        def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Collector) as collector:
