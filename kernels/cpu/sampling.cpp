@@ -1,7 +1,9 @@
 #include "sampling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -23,8 +25,9 @@ std::uint32_t mix(std::uint32_t x) {
 
 std::uint32_t noise_key(std::uint32_t seed, std::uint32_t position) { return mix(mix(seed) ^ position); }
 
-float uniform(std::uint32_t key, std::uint32_t token) {
-    const std::uint32_t h = mix(key + 0x9E3779B9u * (token + 1));
+std::uint32_t hash(std::uint32_t key, std::uint32_t token) { return mix(key + 0x9E3779B9u * (token + 1)); }
+
+float uniform(std::uint32_t h) {
     const auto v = static_cast<float>((static_cast<double>(h) + 0.5) / 4294967296.0);
     return std::min(v, 1 - 0x1p-24f);
 }
@@ -61,6 +64,22 @@ std::int32_t argmax(const float *logits, std::int64_t n) {
     return static_cast<std::int32_t>(best);
 }
 
+// The highest value of each 64, falling: at least k values reach the k-th of them.
+template <class Value>
+std::vector<float> block_maxima(std::size_t n, const Value &value) {
+    constexpr std::size_t kBlock = 64;
+    std::vector<float> maxima;
+    maxima.reserve(n / kBlock + 1);
+    for (std::size_t start = 0; start < n; start += kBlock) {
+        float highest = -std::numeric_limits<float>::infinity();  // NaNs are passed over
+        for (std::size_t i = start; i < std::min(n, start + kBlock); ++i)
+            highest = value(i) > highest ? value(i) : highest;
+        maxima.push_back(highest);
+    }
+    std::sort(maxima.begin(), maxima.end(), std::greater<>());
+    return maxima;
+}
+
 // Keep the k highest and what equals the k-th.
 void keep_top_k(std::vector<Candidate> &kept, std::size_t k) {
     if (k >= kept.size()) return;
@@ -70,21 +89,58 @@ void keep_top_k(std::vector<Candidate> &kept, std::size_t k) {
     std::erase_if(kept, [floor](const Candidate &c) { return c.value < floor; });
 }
 
+// Sum of e^(value - highest). Relative error of a term below 1e-6; without branches, so that vectors do it.
+double sum_of_exp(const std::vector<Candidate> &kept, float highest) {
+    constexpr std::size_t kBlock = 256;
+    double total = 0;
+    float terms[kBlock];
+    for (std::size_t start = 0; start < kept.size(); start += kBlock) {
+        const std::size_t count = std::min(kBlock, kept.size() - start);
+        for (std::size_t i = 0; i < count; ++i) {
+            const float log2 = (kept[start + i].value - highest) * 0x1.715476p+0f;
+            const float x = log2 > -126.0f ? log2 : -126.0f;
+            const float whole = (x + 0x1.8p23f) - 0x1.8p23f, f = x - whole;  // |f| <= 1/2
+            float p = 0x1.430912p-13f;
+            p = p * f + 0x1.5d87fep-10f;
+            p = p * f + 0x1.3b2ab6p-7f;
+            p = p * f + 0x1.c6b08ep-5f;
+            p = p * f + 0x1.ebfbdep-3f;
+            p = p * f + 0x1.62e430p-1f;
+            p = p * f + 1.0f;
+            terms[i] = p * std::bit_cast<float>((static_cast<std::int32_t>(whole) + 127) << 23);
+        }
+        float sums[8] = {};
+        std::size_t i = 0;
+        for (; i + 8 <= count; i += 8)
+            for (std::size_t j = 0; j < 8; ++j) sums[j] += terms[i + j];
+        for (; i < count; ++i) sums[0] += terms[i];
+        for (const float sum : sums) total += static_cast<double>(sum);
+    }
+    return total;
+}
+
 // Keep each token whose betters hold less than top_p of the probability. Sorts only as far as needed.
 void keep_top_p(std::vector<Candidate> &kept, float top_p) {
     const float highest = std::max_element(kept.begin(), kept.end(), [](const Candidate &a, const Candidate &b) {
                               return a.value < b.value;
                           })->value;
-    double total = 0;
-    for (const Candidate &c : kept) total += std::exp(static_cast<double>(c.value - highest));
+    const double total = sum_of_exp(kept, highest);
+    const std::vector<float> maxima = block_maxima(kept.size(), [&](std::size_t i) { return kept[i].value; });
     double above = 0;
     std::size_t sorted = 0, count = 0;
     while (count < kept.size()) {
         if (count == sorted) {
             const std::size_t goal = std::min(kept.size(), std::max<std::size_t>(64, sorted * 8));
-            std::partial_sort(kept.begin() + static_cast<std::ptrdiff_t>(sorted),
-                              kept.begin() + static_cast<std::ptrdiff_t>(goal), kept.end(), before);
-            sorted = goal;
+            const auto begin = kept.begin() + static_cast<std::ptrdiff_t>(sorted);
+            auto end = kept.begin() + static_cast<std::ptrdiff_t>(goal);
+            if (goal <= maxima.size()) {
+                const float floor = maxima[goal - 1];
+                end = std::partition(begin, kept.end(), [floor](const Candidate &c) { return c.value >= floor; });
+            } else if (end != kept.end()) {
+                std::nth_element(begin, end, kept.end(), before);
+            }
+            std::sort(begin, end, before);
+            sorted = static_cast<std::size_t>(end - kept.begin());
         }
         if (count > 0 && above >= static_cast<double>(top_p)) break;
         above += std::exp(static_cast<double>(kept[count].value - highest)) / total;
@@ -100,9 +156,10 @@ class Best {
     // Tokens may come in any order: of equal sums the lowest id wins.
     void offer(float value, std::int32_t token) {
         if (value + kMaxNoise < best_) return;
-        const float v = uniform(key_, static_cast<std::uint32_t>(token));
-        // noise(v) < -log(v), so most candidates need no exact noise; 1e-3 covers the roundings.
-        if (value - std::log(v) + 1e-3f < best_) return;
+        // noise(v) < -log(v), and the bits of h bound that: most candidates need no logarithm. 1e-3 covers roundings.
+        const std::uint32_t h = hash(key_, static_cast<std::uint32_t>(token));
+        if (value + static_cast<float>(33 - std::bit_width(h)) * 0.6931472f + 1e-3f < best_) return;
+        const float v = uniform(h);
         const float sum = value + noise(v);
         if (sum > best_ || (sum == best_ && token < token_)) {
             best_ = sum;
@@ -139,6 +196,11 @@ std::int32_t sample_row(const SampleArgs &args, std::int64_t row) {
         }
         return best.token() < n ? best.token() : greedy;
     }
+    if (has_k) {
+        const auto maxima = block_maxima(static_cast<std::size_t>(n), [&](std::size_t i) { return logits[i]; });
+        const auto k = static_cast<std::size_t>(args.top_k[row]);
+        if (k <= maxima.size()) floor = std::max(floor, maxima[k - 1] / temperature);
+    }
     thread_local std::vector<Candidate> kept;
     kept.clear();
     for (std::int64_t i = 0; i < n; ++i) {
@@ -155,7 +217,7 @@ std::int32_t sample_row(const SampleArgs &args, std::int64_t row) {
 }  // namespace
 
 float gumbel_noise(std::uint32_t seed, std::uint32_t position, std::uint32_t token) {
-    return noise(uniform(noise_key(seed, position), token));
+    return noise(uniform(hash(noise_key(seed, position), token)));
 }
 
 void sample(const SampleArgs &args) {
