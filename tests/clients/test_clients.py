@@ -66,7 +66,8 @@ def test_schemathesis(model_folder: Path) -> None:
     program = FOLDER / "schemathesis" / "bin" / "schemathesis"
     if not program.exists():
         pytest.skip(f"no {program}: ci/clients schemathesis makes it")
-    with LiveServer(model_folder, "--kv-memory", "64MiB", "--api-key", "secret") as server:
+    arguments = ["--kv-memory", "64MiB", "--load-format", "dummy", "--threads", "1", "--api-key", "secret"]
+    with LiveServer(model_folder, *arguments, device="cpu") as server:
         command = [str(program), "run", f"{server.url}/openapi.json", "--header", "Authorization: Bearer secret"]
         command += [
             "--max-examples",
