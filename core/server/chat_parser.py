@@ -101,6 +101,21 @@ def chat_form(request: ChatRequest, model_format: Format | None, tokenizer: Toke
     )
 
 
+def narrow_tools(request: ChatRequest) -> None:
+    """Leave only the tools that tool_choice allows ({"type": "allowed_tools"}, in chat's form or that of responses),
+    and the choice among them. Raises RequestError if none is left."""
+    choice = request.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return
+    allowed = choice.get("allowed_tools", choice)
+    given = allowed.get("tools") if isinstance(allowed, dict) else None
+    names = [_name_of(tool) for tool in given] if isinstance(given, list) else []
+    request.tools = [tool for tool in request.tools or () if _name_of(tool) in names]
+    if not request.tools:
+        raise RequestError("tool_choice: allowed_tools names none of the tools", code="invalid_tools")
+    request.tool_choice = allowed.get("mode", "auto")
+
+
 def with_parsed_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with the arguments of earlier calls as objects, as chat templates want them; clients send JSON
     text."""
@@ -130,6 +145,11 @@ def _tool_choice(request: ChatRequest, tools: Sequence[Tool]) -> str:
     if not tools and choice not in ("none", "auto"):
         raise RequestError("tool_choice needs tools", code="invalid_tools")
     return choice
+
+
+def _name_of(tool: Any) -> Any:
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
 
 
 def _parsed_call(call: Any) -> Any:

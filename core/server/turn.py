@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from ..errors import RequestError
 from ..sampling.params import SamplingParams
-from .chat_parser import ChatForm, TurnParser, chat_form, with_parsed_arguments
+from .chat_parser import ChatForm, TurnParser, chat_form, narrow_tools, with_parsed_arguments
 from .frames import Output
 from .generation import Generation
 from .protocol.chat import ChatRequest
@@ -37,6 +37,7 @@ class Turn:
 
 async def read_turn(server: "Server", body: ChatRequest) -> Turn:
     """The turn that a request asks for. Raises RequestError."""
+    narrow_tools(body)
     form = chat_form(body, server.format, server.prompts.tokenizer)
     prompt, token_ids = await render_turn(server, body, body.messages)
     params = sampling_params(body, server.defaults, **_params(body, form, prompt))
@@ -47,6 +48,7 @@ async def render_turn(
     server: "Server", body: ChatRequest, messages: Sequence[dict[str, Any]]
 ) -> tuple[str, list[int]]:
     """The prompt for these messages, with the request's other fields, as text and token ids. Raises RequestError."""
+    narrow_tools(body)
     prompt = await server.prompts.render(with_parsed_arguments(messages), **_template_options(body))
     return prompt, await server.prompts.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
 

@@ -160,12 +160,11 @@ def _history(server: "Server", user: str, body: InputFields) -> list[dict[str, A
 
 def _chat_request(body: InputFields, items: list[dict[str, Any]]) -> ChatRequest:
     """The same request in chat's words."""
-    tools, choice = _tools(body)
     chat = ChatRequest(
         model=body.model,
         messages=to_messages(body.instructions, items),
-        tools=tools,
-        tool_choice=choice,
+        tools=_tools(body),
+        tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         response_format=_response_format(body.text.format if body.text else None),
@@ -181,9 +180,8 @@ def _chat_request(body: InputFields, items: list[dict[str, Any]]) -> ChatRequest
     return chat
 
 
-def _tools(body: InputFields) -> tuple[list[dict[str, Any]] | None, str | dict[str, Any] | None]:
-    """Tools and choice as chat has them."""
-    choice = body.tool_choice
+def _tools(body: InputFields) -> list[dict[str, Any]] | None:
+    """Tools as chat has them."""
     given = body.tools or []
     for index, tool in enumerate(given):
         if tool.get("type") != "function":
@@ -192,21 +190,12 @@ def _tools(body: InputFields) -> tuple[list[dict[str, Any]] | None, str | dict[s
                 "client calls",
                 code="unsupported_parameter",
             )
-    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        allowed = choice.get("tools") or []
-        names = (
-            [tool.get("name") for tool in allowed if isinstance(tool, Mapping)] if isinstance(allowed, list) else []
-        )
-        given = [tool for tool in given if tool.get("name") in names]
-        choice = choice.get("mode", "auto")
-        if not given:
-            raise RequestError("tool_choice: allowed_tools names none of the tools", code="invalid_tools")
     fields = ("name", "description", "parameters", "strict")
     tools = [
         {"type": "function", "function": {name: tool[name] for name in fields if tool.get(name) is not None}}
         for tool in given
     ]
-    return tools or None, choice
+    return tools or None
 
 
 def _response_format(format: dict[str, Any] | None) -> ResponseFormat | None:

@@ -59,6 +59,18 @@ def test_required_calls_some_tool(random_client: openai.OpenAI) -> None:
     assert call.type == "function" and call.function.name in ("weather", "now")
 
 
+def test_only_allowed_tools_are_called(random_client: openai.OpenAI) -> None:
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    options: dict[str, Any] = dict(model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=900, temperature=1)
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    result = random_client.chat.completions.create(tool_choice=choice, parallel_tool_calls=False, seed=4, **options)
+    (call,) = result.choices[0].message.tool_calls or ()
+    assert call.type == "function" and call.function.name == "now"
+    none_left: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
+    with pytest.raises(openai.BadRequestError):
+        random_client.chat.completions.create(tool_choice=none_left, **options)
+
+
 def test_forms_of_output(random_client: openai.OpenAI) -> None:
     def answer(**options: Any) -> str:
         result = random_client.chat.completions.create(
