@@ -202,6 +202,11 @@ class Runner(ABC):
     """the op table of a stock runner; None for a runner that brings everything itself"""
 
     @property
+    def num_programs(self) -> int | None:
+        """Programs compiled or graphs recorded so far; None where a step is neither."""
+        return None
+
+    @property
     def op_selections(self) -> Sequence["Selection"]:
         """Which provider serves each op, and why others declined; empty without an op table."""
         return ()

@@ -15,7 +15,7 @@ from .kv.groups import kv_groups
 from .models.declare import declare_params
 from .models.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeSpec
 from .platform import Device, Pending, Runner, RunnerConfig
-from .stages import ForwardBatch, SamplingBatch, StepInput, StepOutput
+from .stages import ForwardBatch, IntArray, SamplingBatch, StepInput, StepOutput
 from .units import format_bytes
 from .weights.dummy import DummyParams
 from .weights.source import HostTensor
@@ -88,11 +88,13 @@ def nmse(result: npt.ArrayLike, expected: npt.ArrayLike) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class DrivenRequest:
-    """One request of a Driver; its slot is its index. token_ids grows by what is sampled."""
+    """One request of a Driver; its slot is its index. token_ids grows by what is sampled, out of `allowed` if it
+    names tokens."""
 
     token_ids: list[int]
     temperature: float = 0.0
     seed: int = 0
+    allowed: Sequence[int] = ()
     num_computed: int = 0
     block_ids: list[list[int]] = field(default_factory=list)
 
@@ -110,9 +112,13 @@ class Driver:
         runner.kv_init([num_blocks] * len(config.groups))
         runner.warmup()
 
-    def add(self, token_ids: Sequence[int], *, temperature: float = 0.0, seed: int = 0) -> int:
+    def add(
+        self, token_ids: Sequence[int], *, temperature: float = 0.0, seed: int = 0, allowed: Sequence[int] = ()
+    ) -> int:
         """A new request; returns its index."""
-        self.requests.append(DrivenRequest(token_ids=list(token_ids), temperature=temperature, seed=seed))
+        self.requests.append(
+            DrivenRequest(token_ids=list(token_ids), temperature=temperature, seed=seed, allowed=allowed)
+        )
         return len(self.requests) - 1
 
     def remove_all(self) -> None:
@@ -202,8 +208,17 @@ class Driver:
             positions=np.array([len(request.token_ids) for request in requests], np.int32),
             seeds=np.array([request.seed for request in requests], np.int32),
             temperature=temperature if temperature.any() else None,
+            allow_mask=self._mask(requests) if any(request.allowed for request in requests) else None,
             num_logprobs=num_logprobs,
         )
+
+    def _mask(self, requests: Sequence[DrivenRequest]) -> IntArray:
+        """One bit a token, as grammars give them."""
+        vocab_size = self.config.spec.vocab_size
+        bits = np.zeros((len(requests), -(-vocab_size // 32) * 32), np.uint8)
+        for row, request in zip(bits, requests, strict=True):
+            row[list(request.allowed) or slice(vocab_size)] = 1
+        return np.packbits(bits, axis=-1, bitorder="little").view(np.int32)
 
     def _grow(self, request: DrivenRequest, num_tokens: int) -> None:
         request.block_ids = request.block_ids or [[] for _ in self._free]

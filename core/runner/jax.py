@@ -115,9 +115,9 @@ class JaxRunner(BucketedRunner):
         return self.selections
 
     @property
-    def num_compiled(self) -> int:
+    def num_programs(self) -> int:
         """Programs compiled so far for this model and this number of blocks."""
-        return self._programs.num_compiled if self._programs is not None else 0
+        return self._programs.num_programs if self._programs is not None else 0
 
     def load(self, params: ParamSource) -> None:
         """Put each declared parameter on its devices as it comes from the checkpoint."""

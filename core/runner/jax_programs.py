@@ -95,7 +95,7 @@ class JaxPrograms:
         self._compiled: dict[Bucket, Any] = {}
 
     @property
-    def num_compiled(self) -> int:
+    def num_programs(self) -> int:
         """Programs that have been compiled."""
         return len(self._compiled)
 

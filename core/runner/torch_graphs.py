@@ -50,7 +50,7 @@ class GraphRunner(BucketedRunner, TorchRunner):
         self._hidden: dict[int, torch.Tensor] = {}
 
     @property
-    def num_recorded(self) -> int:
+    def num_programs(self) -> int | None:
         """Buckets recorded so far."""
         return len(self._recorded)
 

@@ -1,12 +1,14 @@
 """A whole runner: a tiny model's tokens, however a request is cut into steps, and what memory does meanwhile."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from headrace.core.errors import OutOfMemory
-from headrace.core.models.spec import ModelSpec
+from headrace.core.models.spec import AttentionSpec, LatentSpec, ModelSpec, MoeSpec, NormSpec
 from headrace.core.self_test import Driver, nmse, tiny_spec
 from headrace.core.units import format_bytes
 
@@ -18,10 +20,43 @@ MODEL_TOLERANCE = {"float32": 1e-9, "float16": 1e-4, "bfloat16": 5e-3}
 """Normalised mean square error of log probabilities against float64: errors add up over the layers."""
 SLACK_BYTES = 8 << 20
 """What an allocator may round up, and what a process may grow by for reasons of its own."""
+
+
+def _with_attention(**changes: Any) -> ModelSpec:
+    """The tiny model with other attention."""
+    spec = tiny_spec()
+    layers = (dataclasses.replace(x, attn=dataclasses.replace(x.attn, **changes)) for x in spec.layers)
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
+def _with_experts() -> ModelSpec:
+    """The tiny model with a mixture in its second layer, and a block that every token passes."""
+    spec = tiny_spec()
+    first, second = spec.layers
+    moe = MoeSpec(num_experts=8, num_experts_per_token=2, intermediate_size=40, shared=first.mlp)
+    return dataclasses.replace(spec, layers=(first, dataclasses.replace(second, moe=moe)))
+
+
+def _with_latent_attention() -> ModelSpec:
+    """The tiny model with attention over latents."""
+    spec = tiny_spec()
+    rope = spec.layers[0].attn.rope
+    latent = LatentSpec(
+        q_lora_rank=24, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, norm=NormSpec()
+    )
+    attn = AttentionSpec(num_heads=4, num_kv_heads=1, head_dim=48, scale=32**-0.5, rope=rope, latent=latent)
+    return dataclasses.replace(spec, layers=tuple(dataclasses.replace(x, attn=attn) for x in spec.layers))
+
+
 SPECS: dict[str, tuple[Callable[[], ModelSpec], tuple[str, ...]]] = {
     "plain": (tiny_spec, ()),
     "window": (partial(tiny_spec, window=24), ("sliding_window",)),
     "softcap": (partial(tiny_spec, softcap=2.0), ("softcap",)),
+    "alibi": (partial(_with_attention, alibi_max_bias=8.0, rope=None), ()),
+    "sinks": (partial(_with_attention, sinks=True), ()),
+    "normalised_heads": (partial(_with_attention, qk_norm=NormSpec(), qkv_bias=True, o_bias=True), ()),
+    "experts": (_with_experts, ()),
+    "latent": (_with_latent_attention, ()),
 }
 """Models by name, and the features that each needs."""
 
@@ -169,6 +204,56 @@ def check_run_ahead(subject: Subject) -> str:
         found.append(pending.pop(0).result().token_ids.tolist())
     _same([list(column) for column in zip(*found, strict=True)], alone, f"depth {depth}")
     return f"{NUM_TOKENS} tokens of 2 requests, {depth} steps ahead"
+
+
+@check("model.masks")
+def check_masks(subject: Subject) -> str:
+    """A request whose tokens a mask restricts samples allowed tokens only, those that the reference samples."""
+    spec = tiny_spec()
+    allowed = ((5,), tuple(range(31, 34)), tuple(range(0, 211, 7)), (210,), ())
+
+    def sampled(driver: Driver) -> list[list[int]]:
+        found: list[list[int]] = []
+        for temperature in (0.0, 1.0):
+            driver.remove_all()
+            rows = [
+                driver.add(_prompt(9), temperature=temperature, seed=seed, allowed=tokens)
+                for seed, tokens in enumerate(allowed)
+            ]
+            driver.step({row: 9 for row in rows})
+            for _ in range(4):
+                driver.step({row: 1 for row in rows})
+            found += [driver.requests[row].token_ids[9:] for row in rows]
+        return found
+
+    got = sampled(Driver(*subject.runner(spec)))
+    for tokens, found in zip(allowed * 2, got, strict=True):
+        if tokens and not set(found) <= set(tokens):
+            raise Failed(f"sampled {found}, allowed are {tokens}")
+    _same(got, sampled(Driver(*subject.reference_runner(spec), seed=1)), "tokens under masks")
+    return f"{len(allowed)} masks, greedy and at temperature 1"
+
+
+@check("model.warm")
+def check_warm(subject: Subject) -> str:
+    """After warmup no step compiles or records anything."""
+    runner, config = subject.runner(tiny_spec())
+    driver = Driver(runner, config)
+    warm = runner.num_programs
+    if warm is None:
+        raise NotSupported("steps are neither compiled nor recorded, or not before they are needed")
+    for length in (1, 7, 33, 129):
+        driver.remove_all()
+        driver.generate(_prompt(length), 3)
+    driver.remove_all()
+    rows = [driver.add(_prompt(3), temperature=1.0, seed=seed) for seed in range(3)]
+    rows.append(driver.add(_prompt(40), allowed=(1, 2, 3)))
+    driver.step({row: 3 for row in rows})
+    driver.step({rows[0]: 1, rows[3]: 20}, num_logprobs=3)
+    driver.step({rows[3]: 17, rows[1]: 1})
+    driver.step({row: 1 for row in rows})
+    _same(runner.num_programs, warm, "programs after steps of many shapes")
+    return f"{warm} programs before and after"
 
 
 @check("memory.kv_plan")

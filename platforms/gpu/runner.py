@@ -31,6 +31,11 @@ class GpuRunner(GraphRunner):
         self._module = module
         self._records = has_graphs and config.spec.kind == "decoder" and config.spec.pooler is None
 
+    @property
+    def num_programs(self) -> int | None:
+        """Graphs recorded so far; an emulated device records when it is asked to, as that costs nothing."""
+        return None if self._module is None or not self._records else len(self._recorded)
+
     def warmup(self) -> None:
         """Load libraries, compile kernels and record the buckets of decoding. An emulated device records later: its
         recordings cost nothing."""

@@ -13,6 +13,7 @@ import torch
 from headrace.core.config import DeviceConfig, EngineConfig
 from headrace.core.devices import open_device
 from headrace.core.ops import OpTable
+from headrace.core.ops.table import FAMILIES
 from headrace.core.platform import Device, OpProvider
 from headrace.core.plugin_loader import Plugins, load_plugins
 from headrace.platforms.conformance.attention_checks import Variant, dense_attention
@@ -123,6 +124,75 @@ def _padding_hits_the_last_slot(cache: Any, key: Any, value: Any, slots: Any) ->
     return OpTable.write_kv(cache, key, value, slots % total)
 
 
+def _misses_the_last_block(query: Any, cache: Any, starts: Any, lens: Any, table: Any, **kwargs: Any) -> Any:
+    size = cache[0].shape[1]
+    cut = torch.where(lens > size, lens - lens % size, lens).to(lens.dtype)
+    cut = torch.maximum(cut, starts.diff())  # rows that compute more than a block stay as they are
+    return OpTable.paged_attention(query, cache, starts, cut, table, **kwargs)
+
+
+def _swaps_blocks(query: Any, cache: Any, starts: Any, lens: Any, table: Any, **kwargs: Any) -> Any:
+    swapped = table.clone()
+    if table.shape[1] > 2:
+        swapped[:, [0, 1]] = torch.where((table[:, 1:2] >= 0), table[:, [1, 0]], table[:, [0, 1]])
+    return OpTable.paged_attention(query, cache, starts, lens, swapped, **kwargs)
+
+
+def _window_off_by_one(*args: Any, window: int = 0, **kwargs: Any) -> Any:
+    return OpTable.paged_attention(*args, window=window + (window > 0), **kwargs)
+
+
+def _half_precision_attention(query: Any, cache: Any, *rest: Any, **kwargs: Any) -> Any:
+    return OpTable.paged_attention(query.half().to(query.dtype), cache, *rest, **kwargs)
+
+
+def _wrong_kv_head(query: Any, cache: Any, *rest: Any, **kwargs: Any) -> Any:
+    return OpTable.paged_attention(query, tuple(part.flip(2) for part in cache), *rest, **kwargs)
+
+
+def _stale_slot(cache: Any, key: Any, value: Any, slots: Any) -> Any:
+    kept = slots.clone()
+    kept[-1:] = -1 if len(slots) > 1 else kept[-1:]
+    return OpTable.write_kv(cache, key, value, kept)
+
+
+def _values_as_keys(cache: Any, key: Any, value: Any, slots: Any) -> Any:
+    return OpTable.write_kv(cache, key, key, slots)
+
+
+def _batch_dependent_sum(x: Any, weight: Any, bias: Any = None) -> Any:
+    out = OpTable.linear(x, weight, bias)
+    return out * (1 + 2e-2 * (len(x) > 4))
+
+
+def _forgets_a_bias(x: Any, weight: Any, bias: Any = None) -> Any:
+    return OpTable.linear(x, weight, None)
+
+
+def _half_precision_sum(x: Any, weight: Any, bias: Any = None) -> Any:
+    return OpTable.linear(x.half().to(x.dtype), weight, bias)
+
+
+def _ignores_masks(logits: Any, mask: Any) -> Any:
+    return logits
+
+
+def _one_bit_off(logits: Any, mask: Any) -> Any:
+    return OpTable.apply_token_mask(logits.roll(1, -1), mask).roll(-1, -1)
+
+
+def _top_k_off_by_one(logits: Any, seeds: Any, positions: Any, temperature: Any, top_k: Any, *rest: Any) -> Any:
+    return OpTable.sample(logits, seeds, positions, temperature, None if top_k is None else top_k + 1, *rest)
+
+
+def _remembers_in_the_next_slot(last_tokens: Any, slots: Any, token_ids: Any) -> Any:
+    return OpTable.remember_tokens(last_tokens, (slots + 1) % len(last_tokens), token_ids)
+
+
+def _unweighted_experts(x: Any, weights: Any, *rest: Any, **kwargs: Any) -> Any:
+    return OpTable.grouped_experts(x, torch.full_like(weights, 0.5), *rest, **kwargs)
+
+
 WRONG: list[tuple[str, Op, str, str]] = [
     ("rms_norm", _low_precision_norm, "ops.rms_norm.float32", "error"),
     ("add", _writes_into_its_argument, "ops.add.float32", "changed its arguments"),
@@ -139,7 +209,27 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ("paged_attention", _attention({"scale": 0.2}), "attention.plain.float32", "error"),
     ("paged_attention", _reads_the_whole_block, "attention.plain.float32", "error inf"),
     ("write_kv", _padding_hits_the_last_slot, "attention.plain.float32", ""),
+    ("rms_norm", lambda x, w, *, eps: OpTable.rms_norm(x, w, eps=eps * 100), "ops.rms_norm.float32", "error"),
+    ("rope", lambda x, c, s, *, interleaved=False: OpTable.rope(x, c, -s), "ops.rope.float32", "error"),
+    ("rope", lambda x, c, s, *, interleaved=False: OpTable.rope(x, c, s), "ops.rope.float32", "error"),
+    ("paged_attention", _misses_the_last_block, "attention.plain.float32", "error"),
+    ("paged_attention", _swaps_blocks, "model.greedy.alibi", "expected"),
+    ("paged_attention", _window_off_by_one, "attention.window.float32", "error"),
+    ("paged_attention", _half_precision_attention, "attention.plain.float32", "error"),
+    ("paged_attention", _wrong_kv_head, "attention.plain.float32", "error"),
+    ("write_kv", _stale_slot, "attention.plain.float32", ""),
+    ("write_kv", _values_as_keys, "attention.plain.float32", "error"),
+    ("linear", _batch_dependent_sum, "model.batch", "expected"),
+    ("linear", _forgets_a_bias, "ops.linear.float32", "error"),
+    ("linear", _half_precision_sum, "ops.linear.float32", "error"),
+    ("apply_token_mask", _ignores_masks, "model.masks", "allowed are"),
+    ("apply_token_mask", _one_bit_off, "ops.apply_token_mask", ""),
+    ("sample", _top_k_off_by_one, "ops.sample", "top"),
+    ("remember_tokens", _remembers_in_the_next_slot, "ops.remember_tokens", ""),
+    ("softcap", lambda x, cap: x, "ops.softcap.float32", "error"),
+    ("grouped_experts", _unweighted_experts, "model.greedy.experts", "expected"),
 ]
+"""(op, what is wrong with it, the check that must find it, words of the finding)."""
 
 
 class WrongDevice(Device):
@@ -147,8 +237,8 @@ class WrongDevice(Device):
 
     def __init__(self, inner: Device, op: str, wrong: Op) -> None:
         self.inner, self.info, self.caps, self.torch_device = inner, inner.info, inner.caps, "cpu"
-        family = {"paged_attention": ("new_kv_cache", "write_kv"), "write_kv": ("new_kv_cache", "paged_attention")}
-        self.ops = {name: getattr(OpTable, name) for name in family.get(op, ())} | {op: wrong}
+        family = next((ops for ops in FAMILIES.values() if op in ops), ())
+        self.ops = {name: getattr(OpTable, name) for name in family} | {op: wrong}
 
     def runner(self, config: Any) -> Any:
         self.inner.extra_providers = (OpProvider(name="wrong", ops=self.ops),)

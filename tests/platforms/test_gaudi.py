@@ -53,7 +53,7 @@ def test_nothing_is_recorded_after_warmup() -> None:
     assert isinstance(runner, GraphRunner)
     driver = Driver(runner, config)
     GraphRunner.warmup(runner)  # which an emulation leaves out
-    recorded = runner.num_recorded
+    recorded = len(runner._recorded)
     rng = np.random.default_rng(0)
     for length in (1, 7, 33, 129):
         driver.remove_all()
@@ -62,7 +62,7 @@ def test_nothing_is_recorded_after_warmup() -> None:
     rows = [driver.add([3, 4, 5], temperature=1.0, seed=seed) for seed in range(3)]
     driver.step({row: 3 for row in rows})
     driver.step({row: 1 for row in rows}, num_logprobs=5)
-    assert runner.num_recorded == recorded == len(runner.buckets.all())
+    assert len(runner._recorded) == recorded == len(runner.buckets.all())
 
 
 # ---- the recorder ---------------------------------------------------------------------------------------------

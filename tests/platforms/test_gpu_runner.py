@@ -148,7 +148,7 @@ def test_replayed_decodes_give_what_the_definitions_give() -> None:
     got, runner = run(FakeDevice(gpu), config)
     assert got == want
     buckets = runner.decode_buckets()
-    assert gpu.log.count("capture") == len(buckets) == runner.num_recorded, "every bucket once, none after warmup"
+    assert gpu.log.count("capture") == len(buckets) == runner.num_programs, "every bucket once, none after warmup"
     after = gpu.log[gpu.log.index("synchronize all") + 1 :]
     assert after.count("replay") == 2 * 4, "a forward pass and sampling for each step of decodes alone"
     assert "synchronize all" not in after and "capture" not in after
@@ -160,7 +160,7 @@ def test_without_graphs_every_step_runs_kernel_by_kernel() -> None:
     del gpu.CUDAGraph
     got, runner = run(FakeDevice(gpu), config)
     want, _ = run(open_device(EngineConfig(device=DeviceConfig(device="reference", threads=1))), config)
-    assert got == want and runner.num_recorded == 0 and "capture" not in gpu.log
+    assert got == want and runner.num_programs is None and "capture" not in gpu.log
 
 
 def test_decodes_are_recorded_from_the_largest_to_one_request() -> None:
