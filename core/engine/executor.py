@@ -1,9 +1,20 @@
 """Where plans are carried out: in this process, in a worker, or in a simulation."""
 
-from concurrent.futures import Future
 from typing import Any, Protocol
 
 from ..stages import Plan, StepResult
+
+
+class StepFuture(Protocol):
+    """What the step loop needs of a `concurrent.futures.Future`."""
+
+    def done(self) -> bool:
+        """True if `result` would not wait."""
+        ...
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """Wait for the step. Raises what it raised."""
+        ...
 
 
 class Executor(Protocol):
@@ -18,7 +29,7 @@ class Executor(Protocol):
         """Make the executor ready for plans."""
         ...
 
-    def submit(self, plan: Plan) -> "Future[StepResult]":
+    def submit(self, plan: Plan) -> StepFuture:
         """Begin one step."""
         ...
 

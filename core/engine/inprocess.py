@@ -6,6 +6,7 @@ from typing import Any
 
 from ..runner.runner import ModelRunner, RunningStep
 from ..stages import Plan, StepResult
+from .executor import StepFuture
 
 
 class InProcessExecutor:
@@ -21,7 +22,7 @@ class InProcessExecutor:
         self._runner.runner.kv_init(self._num_blocks)
         self._runner.runner.warmup()
 
-    def submit(self, plan: Plan) -> "Future[StepResult]":
+    def submit(self, plan: Plan) -> StepFuture:
         """Begin a step; whatever it raises is in the future."""
         try:
             return _StepFuture(self._runner.submit(plan))
@@ -50,12 +51,13 @@ class InProcessExecutor:
         self._runner.runner.close()
 
 
-class _StepFuture(Future[StepResult]):
-    """A future that is resolved when somebody asks for its result: the device works on meanwhile."""
+class _StepFuture:
+    """Resolved when somebody asks for the result: the device works on meanwhile. Needs no lock, unlike Future."""
 
     def __init__(self, step: RunningStep) -> None:
-        super().__init__()
         self._step: RunningStep | None = step
+        self._result: StepResult | None = None
+        self._error: BaseException | None = None
 
     def done(self) -> bool:
         return self._step is None or self._step.ready()
@@ -64,8 +66,11 @@ class _StepFuture(Future[StepResult]):
         step, self._step = self._step, None
         if step is not None:
             try:
-                self.set_result(step.result())
+                self._result = step.result()
             except BaseException as error:
-                self.set_exception(error)
+                self._error = error
                 raise
-        return super().result(timeout)
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result

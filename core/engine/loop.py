@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from ..errors import DeviceLost, HeadraceError
 from ..scheduler.scheduler import Scheduler
 from ..stages import Delta, Plan, StepResult
-from .executor import Executor
+from .executor import Executor, StepFuture
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._executor = executor
         self._depth = depth
-        self._in_flight: deque[tuple[Plan, Future[StepResult]]] = deque()
+        self._in_flight: deque[tuple[Plan, StepFuture]] = deque()
         self._newly_scheduled: Sequence[str] = ()
         self.last_plan: Plan | None = None
         """of the step that was committed last"""

@@ -129,7 +129,7 @@ class ModelRunner:
         ends = starts + counts
         self._num_computed[slots] = ends
         query_start_loc = np.zeros(num_reqs + 1, np.int32)
-        np.cumsum(counts, out=query_start_loc[1:])
+        counts.cumsum(out=query_start_loc[1:])
         num_tokens = int(query_start_loc[-1])
         if num_tokens == num_reqs:
             token_slots, positions = slots, starts
