@@ -55,7 +55,8 @@ class GroupPlan:
 class MemoryPlan:
     """The memory table of one model on one target. Sizes in bytes.
 
-    read_bytes: weights that one decode step reads. request_bytes: KV of one request of max_model_len tokens.
+    read_bytes: weights that one decode step reads. step_bytes: activations of the largest step, if they are allocated
+    once. request_bytes: KV of one request of max_model_len tokens.
     concurrency: such requests that fit at once. problem: why it does not fit, or "".
     """
 
@@ -74,6 +75,7 @@ class MemoryPlan:
     groups: tuple[GroupPlan, ...]
     request_bytes: int
     kv_bytes: int
+    step_bytes: int
     concurrency: float
     max_num_seqs: int
     free_bytes: int
@@ -171,6 +173,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
         ),
         request_bytes=request_bytes(groups, kv, length, config.scheduler.max_num_batched_tokens),
         kv_bytes=kv_bytes,
+        step_bytes=kv.step_bytes,
         concurrency=concurrency,
         max_num_seqs=config.scheduler.max_num_seqs,
         free_bytes=target.memory.free_bytes,

@@ -138,6 +138,8 @@ class KVPlan:
 
     block_size: int
     block_bytes: tuple[int, ...]
+    step_bytes: int = 0
+    """of the memory for a step's activations, if it is allocated once for the largest step"""
 
 
 # ---- ops that a platform brings ----------------------------------------------------------------------------

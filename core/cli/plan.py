@@ -71,8 +71,16 @@ def _print(plan: "MemoryPlan", bandwidth: int | None) -> None:
     if plan.fits:
         at_once = f"{plan.concurrency:.1f} such requests at once (at most {plan.max_num_seqs} run)"
         rows.append(["KV cache", format_bytes(plan.kv_bytes), at_once])
-        left = plan.free_bytes - plan.weights_bytes - plan.kv_bytes
-        rows.append(["left", format_bytes(left), "for activations and everything else"])
+        left = plan.free_bytes - plan.weights_bytes - plan.kv_bytes - plan.step_bytes
+        if plan.step_bytes:
+            rows.append(["activations", format_bytes(plan.step_bytes), "of the largest step"])
+        rows.append(
+            [
+                "left",
+                format_bytes(left),
+                "for everything else" if plan.step_bytes else "for activations and everything else",
+            ]
+        )
     print_table(("what", "size", ""), rows, numbers=("size",))
     speed = _speed(plan, bandwidth)
     if speed:

@@ -154,7 +154,7 @@ def resolve_capacity(
     """
     scheduler = config.scheduler
     length = resolve_length(config, spec)
-    free = memory.free_bytes - needed_bytes
+    free = memory.free_bytes - needed_bytes - plan.step_bytes
     if config.kv.kv_memory == "auto":
         available = int(free * (SHARED_MEMORY_SHARE if caps.shared_memory else OWN_MEMORY_SHARE))
         reason = f"auto: of {format_bytes(max(free, 0))} free beside the weights"
@@ -164,7 +164,7 @@ def resolve_capacity(
         if available > free:
             raise CapacityError(
                 f"{name} does not fit: weights {format_bytes(needed_bytes)} + KV {format_bytes(available)} "
-                f"(asked for); {format_bytes(memory.free_bytes)} free",
+                f"(asked for){_step(plan)}; {format_bytes(memory.free_bytes)} free",
                 remedies=["--kv-memory auto"],
             )
 
@@ -178,7 +178,7 @@ def resolve_capacity(
         if config.model.max_model_len != "auto" or longest < plan.block_size:
             raise CapacityError(
                 f"{name} does not fit with requests of {length} tokens: weights {format_bytes(needed_bytes)} + KV "
-                f"{format_bytes(each)} for one; {format_bytes(memory.free_bytes)} free, "
+                f"{format_bytes(each)} for one{_step(plan)}; {format_bytes(memory.free_bytes)} free, "
                 f"{format_bytes(max(available, 0))} of it for the KV cache",
                 remedies=[f"--max-model-len {longest}"] if longest >= plan.block_size else ["a smaller model"],
             )
@@ -203,6 +203,10 @@ def resolve_block_size(wanted: int, caps: Caps) -> int:
             remedies=[f"HEADRACE_BLOCK_SIZE={sizes[0]}"],
         )
     return wanted
+
+
+def _step(plan: KVPlan) -> str:
+    return f" + activations {format_bytes(plan.step_bytes)}" if plan.step_bytes else ""
 
 
 def _longest(fits: Callable[[int], bool], limit: int) -> int:

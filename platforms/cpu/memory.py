@@ -6,6 +6,8 @@ from headrace.core.platform import Memory
 
 from .cgroup import cgroup_folders, read_number
 
+HUGE_PAGE_BYTES = 2 << 20
+
 
 def host_memory(root: Path = Path("/")) -> Memory:
     """Total and free bytes within the machine's memory and every cgroup limit, and this process's resident bytes.
@@ -26,6 +28,11 @@ def host_memory(root: Path = Path("/")) -> Memory:
         free = min(free, max(0, limit - used + reclaimable))
     resident = _table(root / "proc/self/status", unit=1024).get("VmRSS", 0)
     return Memory(total_bytes=total, free_bytes=free, used_bytes=resident)
+
+
+def huge_page_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of this process's memory in huge pages, None if the system does not say."""
+    return _table(root / "proc/self/smaps_rollup", unit=1024).get("AnonHugePages")
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:

@@ -30,12 +30,13 @@ from headrace.core.units import format_bytes
 from headrace.core.weights.source import HostTensor, LoadedParam, ParamSource
 from headrace.kernels.cpu import _ops
 
-from ..memory import host_memory
+from ..memory import HUGE_PAGE_BYTES, host_memory, huge_page_bytes
+from .arena import plan_arena
 from .ops import native_ops, native_selections
 from .parts import is_separable, part_name, separate
 from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
-from .trace import ParamRef, Trace, trace_decoder
+from .trace import ParamRef, Rows, Trace, trace_decoder
 from .weights import BLOCK_FORMATS, pack, vector
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,10 @@ class NativeRunner(Runner):
         self._keep_blocks = config.engine.model.dtype == "auto"
         self.ops = native_ops(config.dtype, keep_blocks=self._keep_blocks)
         self._trace: Trace = trace_decoder(config.spec, config.dtype, self._group_of_layer)
+        self._max_rows: dict[Rows, int] = {
+            "tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
+            "logits": config.max_num_seqs,
+        }
         self._tensors: dict[str, Any] = {}
         self._in_torch = {
             operand.name
@@ -103,6 +108,21 @@ class NativeRunner(Runner):
             types = ",".join(sorted(dequantized))
             logger.warning("dequantized, which is slow: no kernels types=%s dtype=%s", types, self.config.dtype)
 
+        self._check_pages()
+
+    def _check_pages(self) -> None:
+        """Say which pages the weights lie in: small ones cost up to half of the memory's bandwidth."""
+        total = sum(weight.num_bytes for weight in self._weights.values())
+        given = huge_page_bytes()
+        if given is None or total < 2 * HUGE_PAGE_BYTES:
+            return
+        text = f"given={format_bytes(given)} weights={format_bytes(total)}"
+        if given < total // 2:
+            logger.warning("weights lie in small pages, which is slow: the system gave few huge ones %s", text)
+            logger.warning("to allow them: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
+        else:
+            logger.info("huge pages %s", text)
+
     def _parts_of(self, loaded: LoadedParam) -> list[tuple[str, Sequence[HostTensor]]]:
         """What is packed together, by name: all of a parameter, or each run of tensors of one block type."""
         name = loaded.param.name
@@ -123,6 +143,7 @@ class NativeRunner(Runner):
                 sum(_ops.kv_bytes(1, size, heads, dim, self._kv_dtype) for heads, dim in group.heads)
                 for group in self.config.groups
             ),
+            step_bytes=plan_arena(self._trace, self._max_rows).num_bytes,
         )
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
@@ -142,8 +163,8 @@ class NativeRunner(Runner):
                 self._weights,
                 self._vectors | {name: self._vectors[s.name][s.start : s.end] for name, s in biases.items()},
                 [caches[layer] for layer in range(self.config.spec.num_layers)],
-                max_tokens=max(self.config.max_num_batched_tokens, self.config.max_num_seqs),
-                max_logits=self.config.max_num_seqs,
+                max_tokens=self._max_rows["tokens"],
+                max_logits=self._max_rows["logits"],
                 quantize_x=frozenset(self._rounds_x),
                 tensors=self._tensors,
             )
