@@ -230,8 +230,8 @@ def test_blocks_without_a_kernel_are_named(caplog: pytest.LogCaptureFixture, mon
         tensors = loaded.tensors
         if loaded.param.name.endswith("down_proj.weight"):
             rows, cols = tensors[0].shape
-            data = np.zeros((rows, cols // 32 * 22), np.uint8)
-            tensors = (HostTensor(name="blocks", dtype="q5_0", shape=(rows, cols), data=data),)
+            data = np.zeros((rows, cols // 32 * 18), np.uint8)
+            tensors = (HostTensor(name="blocks", dtype="iq4_nl", shape=(rows, cols), data=data),)
         params.append(LoadedParam(param=loaded.param, tensors=tensors))
     device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))
     runner = device.runner(tiny_config(spec))
@@ -239,7 +239,7 @@ def test_blocks_without_a_kernel_are_named(caplog: pytest.LogCaptureFixture, mon
     monkeypatch.setattr(DummyParams, "__iter__", lambda self: iter(params))
     runner.load(source)
     runner.close()
-    assert "types=q5_0 dtype=float32" in caplog.text
+    assert "types=iq4_nl dtype=float32" in caplog.text
 
 
 def test_doctor_names_the_ops_that_have_a_native_form() -> None:
