@@ -24,6 +24,8 @@ from .mel import FRAMES_PER_S, SAMPLE_RATE, WINDOW_FRAMES, log_mel
 from .timestamps import NAME as RULES
 
 SECONDS_PER_TIMESTAMP = 0.02
+_LEAST_FRAMES = 10
+"""By so many a window moves on at least, whatever its timestamps say."""
 Task = Literal["transcribe", "translate"]
 
 
@@ -282,7 +284,7 @@ class Transcriber:
                 before += [token for token in found if token in self.model.text_tokens]
             if not self._timestamps:
                 break
-            seek += max(moved, 1)
+            seek += max(moved, _LEAST_FRAMES)
 
     def _window(self, seek: int) -> FloatArray:
         part = self._frames[seek : seek + WINDOW_FRAMES]
@@ -340,6 +342,8 @@ class Transcriber:
         the next window, unless the window ends with a single timestamp: then nothing was said behind it.
         """
         begin, offset_s = self.model.no_timestamps + 1, seek / FRAMES_PER_S
+        if not self._timestamps:
+            return [(0.0, self.duration_s, tokens)], seek_frames
 
         def seconds(token: int) -> float:
             return offset_s + (token - begin) * SECONDS_PER_TIMESTAMP

@@ -17,6 +17,7 @@ from ..errors import HeadraceError
 from .api_errors import ApiError, ClientGone, to_api_error
 from .auth import PAGE_ROUTE, PUBLIC_ROUTES
 from .http import ErrorResponse
+from .protocol.audio import TranscriptionResponse
 from .protocol.chat import ChatRequest, ChatResponse
 from .protocol.completions import CompletionRequest, CompletionResponse
 from .protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
@@ -48,7 +49,7 @@ from .protocol.service import (
     TokenizeResponse,
     Version,
 )
-from .routes import messages, page, pooling, responses, service
+from .routes import audio, messages, page, pooling, responses, service
 from .routes.chat import chat_completions
 from .routes.completions import completions
 from .server import Server
@@ -110,6 +111,8 @@ def route_table() -> list[RouteSpec]:
         RouteSpec(path="/v1/score", endpoint=pooling.score, takes=ScoreRequest, gives=ScoreResponse),
         RouteSpec(path="/v1/rerank", endpoint=pooling.rerank, takes=RerankRequest, gives=RerankResponse),
         RouteSpec(path="/v1/classify", endpoint=pooling.classify, takes=ClassifyRequest, gives=ClassifyResponse),
+        RouteSpec(path="/v1/audio/transcriptions", endpoint=audio.transcriptions, gives=TranscriptionResponse),
+        RouteSpec(path="/v1/audio/translations", endpoint=audio.translations, gives=TranscriptionResponse),
         RouteSpec(path="/tokenize", endpoint=service.tokenize, takes=TokenizeRequest, gives=TokenizeResponse),
         RouteSpec(path="/detokenize", endpoint=service.detokenize, takes=DetokenizeRequest, gives=DetokenizeResponse),
         RouteSpec(path="/livez", endpoint=service.livez, method="GET", gives=Health),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from .. import errors
 from ..config import EngineConfig
 from ..errors import HeadraceError
+from ..stages import EncoderInput
 from .admission import Admission
 from .api_errors import ApiError, ClientGone
 from .engine_link import EngineLink
@@ -167,6 +168,7 @@ class EngineClient:
                 output_token_ids=completion.output_token_ids,
                 pooling=completion.is_pooling,
                 token_types=completion.token_types,
+                **_encoder_fields(completion.encoder),
             )
         )
 
@@ -284,6 +286,15 @@ class EngineClient:
     def _progressed(self, completion: Completion) -> None:
         if self._quarantine.progressed(completion) and self.state == "ready":
             self._release_suspects()
+
+
+def _encoder_fields(encoder: EncoderInput | None) -> dict[str, Any]:
+    """The fields of Add for an encoder's input."""
+    if encoder is None:
+        return {}
+    if encoder.features is None:
+        return {"encoder_token_ids": list(encoder.token_ids)}
+    return {"encoder_features": encoder.features.tobytes(), "num_features": encoder.features.shape[1]}
 
 
 def _as_error(message: Failed) -> HeadraceError:

@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from ..cli.logs import configure_logging
 from ..config import EngineConfig
 from ..engine.build import Built, build_engine
 from ..errors import HeadraceError, RequestError
-from ..stages import Logprob, RequestOutput
+from ..stages import EncoderInput, Logprob, RequestOutput
 from .frames import (
     READ_BYTES,
     Abort,
@@ -240,6 +241,7 @@ def _add(built: Built, command: Add) -> Output | None:
             cache_salt=command.cache_salt,
             deltas=True,
             output_token_ids=command.output_token_ids,
+            encoder=_encoder(command),
         )
     except RequestError as error:
         return Output(
@@ -251,6 +253,13 @@ def _add(built: Built, command: Add) -> Output | None:
             code=error.code,
         )
     return None
+
+
+def _encoder(command: Add) -> EncoderInput | None:
+    if command.num_features:
+        flat = np.frombuffer(command.encoder_features, np.float32)
+        return EncoderInput(features=flat.reshape(-1, command.num_features))
+    return EncoderInput(token_ids=command.encoder_token_ids) if command.encoder_token_ids else None
 
 
 def _has_news(output: RequestOutput) -> bool:

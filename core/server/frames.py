@@ -40,6 +40,11 @@ class Add(msgspec.Struct, array_like=True, tag="add", frozen=True):
     """a vector is asked for, not text"""
     token_types: list[int] = []
     """for a vector: which text of a pair each token belongs to"""
+    encoder_token_ids: list[int] = []
+    """the other input of an encoder-decoder model, or"""
+    encoder_features: bytes = b""
+    """float32 frames, of num_features numbers each"""
+    num_features: int = 0
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ..stages import EncoderInput
 from .api_errors import ApiError, ClientGone
 from .frames import Output, merge
 
@@ -18,6 +19,7 @@ class Completion:
     __slots__ = (
         "cache_salt",
         "company",
+        "encoder",
         "generation",
         "index",
         "is_finished",
@@ -44,8 +46,11 @@ class Completion:
         cache_salt: str = "",
         is_pooling: bool = False,
         token_types: list[int] | None = None,
+        encoder: EncoderInput | None = None,
     ) -> None:
-        """is_pooling: a vector is asked for; token_types: of a pair of texts."""
+        """is_pooling: a vector is asked for; token_types: of a pair of texts; encoder: the other input of an
+        encoder-decoder model."""
+        self.encoder = encoder
         self.generation = generation
         self.index = index
         self.request_id = f"{generation.id}/{index}"
@@ -102,8 +107,11 @@ class Generation:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompts; the completions of one prompt share it."""
-        prompts = {id(completion.prompt_token_ids): completion.prompt_token_ids for completion in self.completions}
-        return sum(map(len, prompts.values()))
+        prompts = {
+            id(one.prompt_token_ids): len(one.prompt_token_ids) + len(one.encoder.token_ids if one.encoder else ())
+            for one in self.completions
+        }
+        return sum(prompts.values())
 
     @property
     def num_output_tokens(self) -> int:

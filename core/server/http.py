@@ -27,7 +27,7 @@ _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
 async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
     """The body as a value of a msgspec type. Raises ApiError 400 or 413, or ClientGone."""
-    body = await _read_body(request, max_bytes)
+    body = await read_body(request, max_bytes)
     decoder = _DECODERS.get(kind)
     if decoder is None:
         decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
@@ -45,7 +45,8 @@ async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
     return value
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The whole body. Raises ApiError 413 for a larger one, or ClientGone."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(int(length), max_bytes)

@@ -10,15 +10,19 @@ from typing import Any
 
 from starlette.requests import Request
 
+from ..audio.whisper import Question, WhisperModel, read_whisper
 from ..config import EngineConfig
 from ..engine.build import describe_model, load_grammars, load_model_tokenizer
-from ..engine.engine import EngineLimits, check_prompt
+from ..engine.engine import EngineLimits, check_encoder_input, check_prompt
+from ..engine.generation import read_generation_config
 from ..errors import RequestError
 from ..plugin_loader import load_plugins
 from ..pooling.tasks import PoolingRequest, PoolingTasks
 from ..sampling.params import SamplingParams
 from ..sampling.validate import validate_params
+from ..stages import EncoderInput
 from ..structured.compiler import GrammarCache
+from ..text.seq2seq import DecoderStart, read_decoder_start
 from .admission import Admission
 from .api_errors import ApiError
 from .auth import read_keys
@@ -64,6 +68,8 @@ class Server:
         self.names: tuple[str, ...] = ()
         self.limits = EngineLimits(vocab_size=0, max_model_len=0)
         self.pooling: PoolingTasks
+        self.decoder_start: DecoderStart | None = None
+        self._whisper: WhisperModel | None = None
         self.format: Format | None = None
         self._processors: dict[str, Callable[..., Any]] = {}
         self._grammars: GrammarCache | None = None
@@ -125,10 +131,12 @@ class Server:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        encoders: Sequence[EncoderInput | None] = (),
     ) -> Generation:
         """Check and queue params.n completions of each prompt.
 
-        Completion i of prompt p has index p * n + i. Raises RequestError or ApiError before anything was sent.
+        Completion i of prompt p has index p * n + i. encoders: by prompt, the other input of an encoder-decoder
+        model. Raises RequestError or ApiError before anything was sent.
         """
         if self.pooling.tasks():
             message = f"{self.model_name} makes vectors, not text"
@@ -139,6 +147,9 @@ class Server:
                 f"one request for {count} completions; {_MAX_COMPLETIONS} are allowed", code="too_many_completions"
             )
         await self._validate(prompts, params)
+        sources = encoders or [None] * len(prompts)
+        for source in sources:
+            check_encoder_input(source, self.limits)
         generation = self._new_generation(request, generation_id)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         for number, prompt in enumerate(prompts):
@@ -153,6 +164,7 @@ class Server:
                         sampling_params=params_to_wire(own),
                         priority=priority,
                         cache_salt=cache_salt,
+                        encoder=sources[number],
                     )
                 )
         self.metrics.max_tokens.observe(params.max_tokens if params.max_tokens is not None else 0)
@@ -184,6 +196,31 @@ class Server:
             )
         self._queue(generation)
         return generation
+
+    def submit_questions(self, request: Request, generation_id: str, questions: Sequence[Question]) -> Generation:
+        """Queue what a transcription wants to know of one window, a completion for each question."""
+        generation = self._new_generation(request, generation_id)
+        for index, question in enumerate(questions):
+            seed = question.params.seed
+            if seed is None and not question.params.is_greedy:
+                seed = secrets.randbits(63)
+            generation.completions.append(
+                Completion(
+                    generation=generation,
+                    index=index,
+                    prompt_token_ids=question.token_ids,
+                    sampling_params=params_to_wire(replace(question.params, seed=seed)),
+                    encoder=question.encoder,
+                )
+            )
+        self._queue(generation)
+        return generation
+
+    def whisper(self) -> WhisperModel:
+        """What transcriptions need to know of the model. Raises ApiError 404 if it does not listen."""
+        if self._whisper is None:
+            raise ApiError(404, f"{self.model_name} does not listen to speech", code="unsupported_by_model")
+        return self._whisper
 
     def _new_generation(self, request: Request, generation_id: str) -> Generation:
         return Generation(
@@ -275,7 +312,14 @@ class Server:
         if model.gguf is not None:
             model.gguf.close()
         self.defaults = params_from_wire(info.sampling_params)
-        self.limits = EngineLimits(vocab_size=info.vocab_size, max_model_len=info.max_model_len)
+        self.limits = EngineLimits(
+            vocab_size=info.vocab_size, max_model_len=info.max_model_len, encoder=model.spec.encoder
+        )
+        if model.spec.encoder is not None:
+            generation = read_generation_config(model.folder)
+            self.decoder_start = read_decoder_start(model.config, generation)
+            if model.spec.encoder.num_features:
+                self._whisper = read_whisper(model.spec, model.config, generation, tokenizer)
         self.prompts = Prompts(tokenizer, config.model.chat_template, info.model)
         self.pooling = PoolingTasks(
             name=model.name,

@@ -27,6 +27,15 @@ class DecoderStart:
     token_id: int
     forced_token_id: int = -1
 
+    def token_ids(self) -> list[int]:
+        """The decoder's prompt where a user gives none. Raises RequestError if the model has no start token."""
+        if self.token_id < 0:
+            raise RequestError(
+                "the checkpoint does not say how the decoder begins (decoder_start_token_id)",
+                remedies=['{"encoder_prompt": ..., "decoder_prompt": ...}'],
+            )
+        return [self.token_id, self.forced_token_id] if self.forced_token_id >= 0 else [self.token_id]
+
 
 def read_decoder_start(config: HFConfig, generation: Mapping[str, Any]) -> DecoderStart:
     """As transformers' generate reads config.json and generation_config.json."""
@@ -56,15 +65,9 @@ def prepare_seq2seq(prompt: Any, start: DecoderStart, tokenizer: Tokenizer | Non
             raise RequestError(f"a prompt has encoder_prompt and decoder_prompt, got also {unknown}")
         encoder, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
     begin = [start.token_id] if start.token_id >= 0 else []
-    if decoder is None and not begin:
-        raise RequestError(
-            "the checkpoint does not say how the decoder begins (decoder_start_token_id)",
-            remedies=['{"encoder_prompt": ..., "decoder_prompt": ...}'],
-        )
     text, token_ids = _tokens(encoder, tokenizer, add_special_tokens=True)
     if decoder is None:
-        decoder_text = text
-        ids = [*begin, start.forced_token_id] if start.forced_token_id >= 0 else begin
+        decoder_text, ids = text, start.token_ids()
     else:
         decoder_text, ids = _tokens(decoder, tokenizer, add_special_tokens=False)
         ids = ids if begin and ids[:1] == begin else [*begin, *ids]

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...errors import RequestError
+from ...stages import EncoderInput
 from ..frames import Output, TokenEntries
 from ..generation import Generation
 from ..http import read_json
@@ -30,6 +31,10 @@ async def completions(request: Request) -> Response:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError("best_of must equal n: completions are not ranked", code="unsupported_parameter")
     prompts = await _prompts(server, body)
+    encoders: list[EncoderInput | None] = []
+    if server.decoder_start is not None:  # then the texts are what the encoder reads
+        encoders = [EncoderInput(token_ids=token_ids) for _, token_ids in prompts]
+        prompts = [(text, server.decoder_start.token_ids()) for text, _ in prompts]
     params = sampling_params(body, server.defaults, **_params(body))
     answer = _Answer(server, body, prompts)
     generation = await server.submit(
@@ -37,6 +42,7 @@ async def completions(request: Request) -> Response:
         answer.id,
         [token_ids for _, token_ids in prompts],
         params,
+        encoders=encoders,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
     )

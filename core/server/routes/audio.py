@@ -1,0 +1,207 @@
+"""/v1/audio/transcriptions and /v1/audio/translations: speech to text by Whisper, whole or window by window."""
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from ...audio.decode import read_audio
+from ...audio.languages import LANGUAGES
+from ...audio.whisper import Answer, Question, Task, Transcriber, Transcription, TranscriptionParams
+from ..api_errors import ApiError, ClientGone
+from ..frames import Output
+from ..generation import Generation
+from ..http import EventStream, JsonResponse, read_body, watched
+from ..protocol.audio import (
+    DurationUsage,
+    TranscriptionEvent,
+    TranscriptionRequest,
+    TranscriptionResponse,
+    TranscriptionSegment,
+)
+from ..protocol.common import new_id
+from .text import CHUNKS, as_api_error, collected
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+
+async def transcriptions(request: Request) -> Response:
+    """The text of a recording in its own language."""
+    return await _answer(request, "transcribe")
+
+
+async def translations(request: Request) -> Response:
+    """The text of a recording in English."""
+    return await _answer(request, "translate")
+
+
+async def _answer(request: Request, task: Task) -> Response:
+    server: Server = request.app.state.server
+    body, data = await _read_form(request, server.config.server.max_body_bytes)
+    server.check_model(body.model)
+    model = server.whisper()
+    wants_times = body.response_format in ("srt", "vtt", "verbose_json")
+    params = TranscriptionParams(
+        language=body.language,
+        task=task,
+        prompt=body.prompt,
+        timestamps=True if wants_times else None,
+        temperature=body.temperature,
+        compression_ratio_threshold=body.compression_ratio_threshold,
+        logprob_threshold=body.logprob_threshold,
+        no_speech_threshold=body.no_speech_threshold,
+        seed=body.seed,
+    )
+    job = await server.prompts.run(lambda: Transcriber(model, read_audio(data), params))
+    work = _Work(server, request, job)
+    if body.stream:
+        return EventStream(
+            _events(work),
+            on_gone=work.cancel,
+            ping_interval_s=server.config.server.ping_interval_s,
+            send_timeout_s=server.config.server.send_timeout_s,
+            headers={"x-request-id": work.id},
+        )
+    async with watched(request, work.cancel):
+        async for _ in work.pieces():
+            pass
+    return _response(job.result(), body.response_format, task, {"x-request-id": work.id})
+
+
+class _Work:
+    """One recording in the engine, question by question."""
+
+    def __init__(self, server: "Server", request: Request, job: Transcriber) -> None:
+        self.id = new_id("transcr")
+        self.job = job
+        self._server = server
+        self._request = request
+        self._generation: Generation | None = None
+        self._is_gone = False
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """The text as windows are heard. Raises ApiError or ClientGone."""
+        asking, found, given = self.job.ask(), cast(list[Answer] | None, None), 0
+        number = 0
+        while True:
+            try:
+                questions = next(asking) if found is None else asking.send(found)
+            except StopIteration:
+                questions = []
+            text = "".join(segment.text for segment in self.job.segments)
+            if text[given:]:
+                yield text[given:] if given else text.lstrip()
+                given = len(text)
+            if not questions:
+                return
+            if self._is_gone:
+                raise ClientGone
+            number += 1
+            self._generation = self._server.submit_questions(self._request, f"{self.id}-{number}", questions)
+            outputs = await collected(self._generation)
+            found = [_as_answer(question, out) for question, out in zip(questions, outputs, strict=True)]
+
+    def cancel(self) -> None:
+        """The client has left."""
+        self._is_gone = True
+        if self._generation is not None:
+            self._server.engine.cancel(self._generation, ClientGone())
+
+
+async def _events(work: _Work) -> AsyncIterator[bytes]:
+    try:
+        async for piece in work.pieces():
+            yield CHUNKS.encode(TranscriptionEvent(type="transcript.text.delta", delta=piece))
+        result = work.job.result()
+        yield CHUNKS.encode(TranscriptionEvent(type="transcript.text.done", text=result.text, usage=_usage(result)))
+        yield CHUNKS.end
+    except (ClientGone, asyncio.CancelledError):
+        work.cancel()
+    except Exception as error:  # noqa: BLE001 - told to the client, and logged if it is unknown
+        assert work._generation is not None
+        yield CHUNKS.failure(as_api_error(error, work._generation))
+
+
+async def _read_form(request: Request, max_bytes: int) -> tuple[TranscriptionRequest, bytes]:
+    """The fields and the recording. Raises ApiError."""
+    body = await read_body(request, max_bytes)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    try:
+        form = await Request(request.scope, receive).form(max_files=1, max_fields=32)
+    except MultiPartException as error:
+        raise ApiError(400, f"the form cannot be read: {error}", code="invalid_form") from None
+    except Exception as error:
+        raise ApiError(400, "send a multipart form with a file", code="invalid_form") from error
+    upload = form.get("file")
+    if not isinstance(upload, UploadFile):
+        raise ApiError(400, "the form has no file: the recording is missing", code="invalid_form", param="file")
+    data = await upload.read()
+    fields: dict[str, Any] = {}
+    for name, value in form.multi_items():
+        if name.endswith("[]"):
+            fields.setdefault(name[:-2], []).append(value)
+        elif name != "file" and value != "":
+            fields[name] = value
+    await form.close()
+    try:
+        return msgspec.convert(fields, TranscriptionRequest, strict=False), data
+    except msgspec.ValidationError as error:
+        raise ApiError(400, str(error), code="invalid_request") from None
+
+
+def _as_answer(question: Question, output: Output) -> Answer:
+    prompt = output.prompt_logprobs[-1] if output.prompt_logprobs else None
+    return Answer(
+        token_ids=output.token_ids,
+        logprobs=[entries[0].logprob for entries in output.logprobs or ()],
+        prompt_logprob=prompt[0].logprob if prompt else 0.0,
+    )
+
+
+def _usage(result: Transcription) -> DurationUsage:
+    return DurationUsage(seconds=math.ceil(result.duration_s))
+
+
+def _response(result: Transcription, form: str, task: Task, headers: dict[str, str]) -> Response:
+    if form == "text":
+        return PlainTextResponse(result.text + "\n", headers=headers)
+    if form in ("srt", "vtt"):
+        return PlainTextResponse(subtitles(result, form), headers=headers)
+    if form == "json":
+        return JsonResponse(TranscriptionResponse(text=result.text, usage=_usage(result)), headers=headers)
+    segments = [msgspec.convert(dataclasses.asdict(one), TranscriptionSegment) for one in result.segments]
+    whole = TranscriptionResponse(
+        text=result.text,
+        task=task,
+        language=LANGUAGES.get(result.language, result.language),
+        duration=result.duration_s,
+        segments=segments,
+        usage=_usage(result),
+    )
+    return JsonResponse(whole, headers=headers)
+
+
+def subtitles(result: Transcription, form: str) -> str:
+    """Segments as SubRip (srt) or WebVTT (vtt)."""
+    mark = "," if form == "srt" else "."
+
+    def clock(seconds: float) -> str:
+        whole, thousandths = divmod(round(seconds * 1000), 1000)
+        return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{thousandths:03}"
+
+    parts = [] if form == "srt" else ["WEBVTT\n\n"]
+    for number, segment in enumerate(result.segments, 1):
+        head = f"{number}\n" if form == "srt" else ""
+        parts.append(f"{head}{clock(segment.start)} --> {clock(segment.end)}\n{segment.text.strip()}\n\n")
+    return "".join(parts)

@@ -1,0 +1,95 @@
+"""/v1/audio through the openai client, against the Python API on the same weights."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from headrace import LLM
+from headrace.core.audio.whisper import TranscriptionParams
+from live_server import LiveServer
+from tiny_speech import recording, tiny_whisper
+
+SHORT, LONG = recording(3.2), recording(30.5, seed=1)
+TIMES = TranscriptionParams(timestamps=True)
+
+
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, LLM, str]]:
+    """(client, the same model in this process, the server's url)."""
+    folder = tiny_whisper(tmp_path_factory.mktemp("whisper") / "tiny")
+    arguments = ["--kv-memory", "32MiB", "--load-format", "dummy", "--max-num-seqs", "4"]
+    with LiveServer(folder, *arguments, device="reference") as server:
+        with LLM(str(folder), device="reference", load_format="dummy", kv_memory="32MiB", max_num_seqs=4) as llm:
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+                yield client.audio, llm, server.url
+
+
+def test_json_and_text_equal_the_python_api(listening: tuple[Any, LLM, str]) -> None:
+    audio, llm, _ = listening
+    wanted = llm.transcribe(SHORT)[0]
+    assert wanted.text and len(wanted.segments) == 1
+    file = ("a.wav", SHORT)
+    assert audio.transcriptions.create(model="tiny", file=file).text == wanted.text
+    text = audio.transcriptions.create(model="tiny", file=file, response_format="text")
+    assert text.rstrip("\n") == wanted.text
+    german = llm.transcribe(SHORT, TranscriptionParams(language="de", task="translate", prompt="one fox"))[0]
+    asked = audio.translations.create(
+        model="tiny", file=("a.wav", SHORT), prompt="one fox", extra_body={"language": "de"}
+    )
+    assert asked.text == german.text
+
+
+def test_segments_in_every_format(listening: tuple[Any, LLM, str]) -> None:
+    audio, llm, _ = listening
+    wanted = llm.transcribe(SHORT, TIMES)[0]
+    file = ("a.wav", SHORT)
+    found = audio.transcriptions.create(
+        model="tiny", file=file, response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    assert (found.text, float(found.duration)) == (wanted.text, pytest.approx(3.2))
+    assert found.language in ("english", "german")
+    assert [(one.start, one.end, one.text, one.tokens) for one in found.segments] == [
+        (one.start, one.end, one.text, list(one.tokens)) for one in wanted.segments
+    ]
+    assert found.segments[0].no_speech_prob == pytest.approx(wanted.segments[0].no_speech_prob, rel=1e-3)
+    srt = audio.transcriptions.create(model="tiny", file=file, response_format="srt")
+    vtt = audio.transcriptions.create(model="tiny", file=file, response_format="vtt")
+    assert srt.startswith("1\n00:00:") and srt.count(" --> ") == vtt.count(" --> ") == len(wanted.segments)
+    assert vtt.startswith("WEBVTT\n\n00:00:") and "," in srt.split("\n")[1] and "," not in vtt.split("\n")[2]
+
+
+@pytest.mark.slow
+def test_a_stream_gives_the_text_window_by_window(listening: tuple[Any, LLM, str]) -> None:
+    audio, llm, _ = listening
+    wanted = llm.transcribe(LONG)[0]
+    events = list(audio.transcriptions.create(model="tiny", file=("a.wav", LONG), stream=True))
+    assert "".join(event.delta for event in events[:-1]).strip() == wanted.text
+    assert events[-1].type == "transcript.text.done" and events[-1].text == wanted.text
+
+
+def test_wrong_forms_are_refused(listening: tuple[Any, LLM, str]) -> None:
+    audio, _, url = listening
+    with pytest.raises(openai.BadRequestError, match="cannot be decoded"):
+        audio.transcriptions.create(model="tiny", file=("a.txt", b"no sound at all"))
+    with pytest.raises(openai.BadRequestError, match="no language 'xx'"):
+        audio.transcriptions.create(model="tiny", file=("a.wav", SHORT), language="xx")
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        audio.transcriptions.create(model="tiny", file=("a.wav", SHORT), response_format="pdf")
+    with pytest.raises(openai.NotFoundError, match="no model"):
+        audio.transcriptions.create(model="other", file=("a.wav", SHORT))
+    missing = httpx.post(f"{url}/v1/audio/transcriptions", files={"sound": b"x"})
+    assert missing.status_code == 400 and "no file" in missing.text
+    plain = httpx.post(f"{url}/v1/audio/transcriptions", json={"model": "tiny"})
+    assert plain.status_code == 400 and "form" in plain.text
+    listens_only = httpx.post(f"{url}/v1/completions", json={"prompt": "a fox"})
+    assert listens_only.status_code == 400 and "frames to read" in listens_only.text
+
+
+def test_a_model_of_text_does_not_listen(model_folder: Path) -> None:
+    with LiveServer(model_folder) as server:
+        answer = httpx.post(f"{server.url}/v1/audio/transcriptions", files={"file": ("a.wav", SHORT)})
+        assert answer.status_code == 404 and "does not listen" in answer.text
