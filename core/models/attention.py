@@ -18,11 +18,13 @@ def attention(
     group: int,
     batch: ForwardBatch,
     relative_bias: Array | None = None,
+    adapted: Array | None = None,
 ) -> tuple[Array, Array]:
     """Self-attention of x: [num_tokens, hidden_size]; returns that shape and the layer's cache.
 
     cos, sin: of the layer's rope. group: the layer's KV group, by which the batch holds tables and slots.
-    relative_bias: float32 [num_buckets, num_heads], of models that have one.
+    relative_bias: float32 [num_buckets, num_heads], of models that have one. adapted: what an adapter adds to query,
+    key and value.
     """
     if attn.in_scale != 1.0:
         x = ops.scale(x, attn.in_scale)
@@ -31,6 +33,8 @@ def attention(
     num_heads, num_kv_heads, head_dim = attn.num_heads, attn.num_kv_heads, attn.head_dim
     bias = params[f"{prefix}qkv_proj.bias"] if attn.qkv_bias else None
     qkv = ops.linear(x, params[f"{prefix}qkv_proj.weight"], bias)
+    if adapted is not None:
+        qkv = ops.add(qkv, adapted)
     query_size = num_heads * head_dim * (2 if attn.gate_in_query else 1)
     query, key, value = ops.split(qkv, (query_size, num_kv_heads * head_dim, num_kv_heads * head_dim))
     if attn.gate_in_query:

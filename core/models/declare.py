@@ -24,6 +24,7 @@ from .spec import (
     NormSpec,
     PoolerSpec,
     RopeSpec,
+    SharedSpec,
 )
 
 
@@ -180,6 +181,8 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
             yield from _norm(spec.norm, f"{prefix}.attn_norm", hidden)
         if layer.attn.latent is not None:
             yield from _latent_attention(layer.attn, layer.attn.latent, f"{prefix}.attn", hidden)
+        elif layer.shared is not None:
+            yield from _shared(layer.shared, layer.attn, prefix, hidden, spec.norm)
         elif layer.has_attention:
             yield from _attention(layer.attn, f"{prefix}.attn", hidden)
         if layer.mixer is not None:
@@ -206,7 +209,8 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
         yield from _norm(spec.norm, f"{prefix}.mlp_post_norm", hidden)
 
 
-def _attention(attn: AttentionSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+def _attention(attn: AttentionSpec, prefix: str, hidden_size: int, out_size: int = 0) -> Iterator[Param]:
+    """out_size: of the output, if it is not that of the input."""
     query_rows, kv_rows = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
     rows = {"q_proj": query_rows * (2 if attn.gate_in_query else 1), "k_proj": kv_rows, "v_proj": kv_rows}
     yield from _fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, attn.num_kv_heads)
@@ -216,7 +220,7 @@ def _attention(attn: AttentionSpec, prefix: str, hidden_size: int) -> Iterator[P
     yield from _position_biases(attn, prefix)
     if attn.gated:
         yield from _linear(f"{prefix}.gate_proj", query_rows, hidden_size, "column", False)
-    yield from _linear(f"{prefix}.o_proj", hidden_size, query_rows, "row", attn.o_bias)
+    yield from _linear(f"{prefix}.o_proj", out_size or hidden_size, query_rows, "row", attn.o_bias)
 
 
 def _heads_norm(attn: AttentionSpec, norm: NormSpec, name: str, num_heads: int) -> Iterator[Param]:
@@ -263,6 +267,26 @@ def _latent_attention(attn: AttentionSpec, latent: LatentSpec, prefix: str, hidd
         num_stacked=attn.num_heads,
     )
     yield from _linear(f"{prefix}.o_proj", hidden_size, attn.num_heads * latent.v_head_dim, "row", attn.o_bias)
+
+
+def _shared(shared: SharedSpec, attn: AttentionSpec, layer: str, hidden_size: int, norm: NormSpec) -> Iterator[Param]:
+    """What is the layer's own, and the block itself with the layer that keeps it."""
+    prefix, size = f"layers.{shared.owner}.shared", shared.mlp.intermediate_size
+    if layer == f"layers.{shared.owner}":
+        yield from _norm(norm, f"{prefix}.attn_norm", 2 * hidden_size)
+        yield from _attention(attn, f"{prefix}.attn", 2 * hidden_size, hidden_size)
+        yield from _norm(norm, f"{prefix}.mlp_norm", hidden_size)
+        yield from _mlp(shared.mlp, f"{prefix}.mlp", hidden_size)
+    query, keys = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
+    adapters = [("mlp.adapter", hidden_size, 2 * size)]
+    if shared.has_attn_adapter:
+        outs = (query, keys, keys)
+        adapters += [(f"attn.{name}_adapter", 2 * hidden_size, out) for name, out in zip("qkv", outs, strict=True)]
+    for name, in_features, out in adapters:
+        rank, number = shared.adapter_rank, shared.number
+        yield from _linear(f"{prefix}.{name}_in.{number}", rank, in_features, "replicated", False)
+        yield from _linear(f"{prefix}.{name}_out.{number}", out, rank, "replicated", False)
+    yield from _linear(f"{layer}.shared.out_proj", hidden_size, hidden_size, "replicated", False)
 
 
 def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:

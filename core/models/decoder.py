@@ -12,6 +12,7 @@ from .feed_forward import feed_forward
 from .mixer import States, mix
 from .norms import Params, add_and_normalize, normalize, relative_bias
 from .rope import num_rope_variants
+from .shared_block import shared_block
 from .spec import ModelSpec, RopeSpec
 
 
@@ -23,7 +24,7 @@ def decoder(
     batch.input_ids holds token ids only (the runner has filled in what was unknown). Each layer writes the keys
     and values of the whole batch before its attention reads any. Mutates the caches in `kv`.
     """
-    residual = _embed(ops, spec, params, batch)
+    residual = embeddings = _embed(ops, spec, params, batch)
     block: Array = None  # output of the last attention or feed-forward block, not yet added to the residual
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     caches: list[Array] = []
@@ -37,9 +38,18 @@ def decoder(
         cache, state = kv.layers[i], kv.states[i] if layer.mixer is not None else ()
         if layer.has_attention or layer.mixer is not None:
             norm = f"{prefix}attn_norm."
-            x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
+            if layer.shared is not None:
+                residual = residual if block is None else ops.add(block, residual)
+                y, cache = shared_block(
+                    ops, layer.shared, layer.attn, spec.norm, params, residual, embeddings, cos, sin, cache,
+                    kv.group_of_layer[i], batch,
+                )  # fmt: skip
+                y = ops.linear(y, params[f"{prefix}shared.out_proj.weight"])
+                x = normalize(ops, spec.norm, params, norm, ops.add(residual, y))
+            else:
+                x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
             block = None
-            if layer.has_attention:
+            if layer.has_attention and layer.shared is None:
                 group, bias = kv.group_of_layer[i], relative_bias(spec, params, "", i)
                 block, cache = attention(
                     ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, cache, group, batch, bias

@@ -239,6 +239,24 @@ class MixerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSpec:
+    """A transformer block before a layer's mixer (Zamba 2), whose weights several layers share.
+
+    It reads the residual stream beside the embeddings; what it gives is added to the mixer's input alone. Its
+    attention is the layer's, which has keys and values of its own.
+    """
+
+    mlp: MlpSpec
+    owner: int
+    """the layer under whose name the weights are kept"""
+    number: int
+    """of the layer among those with such a block: which adapters are its own"""
+    adapter_rank: int
+    """of what each layer adds to the shared projections"""
+    has_attn_adapter: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """One decoder layer: residual stream, attention, feed-forward, and where the norms stand.
 
@@ -249,6 +267,7 @@ class LayerSpec:
     mlp: MlpSpec = NO_MLP
     mixer: MixerSpec | None = None
     """a recurrence in the place of attention, or beside it: their outputs are added"""
+    shared: SharedSpec | None = None
     cross: CrossSpec | None = None
     """stands between attention and mlp, with norms where those of attention are"""
     moe: MoeSpec | None = None

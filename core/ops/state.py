@@ -2,8 +2,8 @@
 
 One family: the ops share the layout of the state cache. A row begins behind the state in `from_slots` and leaves
 states in `to_slots`; nothing else of the cache is read or written, and no slot that one request writes is read by
-another in the same step, so that requests may run side by side. Positions are taken one after the other, so that
-a prompt gives the same bits whole, in chunks and token by token.
+another in the same step, so that requests may run side by side. Positions are taken one after
+the other, for prompts as for single tokens: there is one order of sums, whatever steps a request is computed in.
 """
 
 from collections.abc import Iterator

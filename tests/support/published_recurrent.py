@@ -125,6 +125,15 @@ PUBLISHED_RECURRENT: Mapping[str, Mapping[str, Any]] = {
         ).items()
         if key != "intermediate_size"
     },
+    "zamba2_2_7b": {
+        "model_type": "zamba2", "vocab_size": 32000, "hidden_size": 2560, "num_hidden_layers": 54,
+        "intermediate_size": 10240, "num_attention_heads": 32, "num_key_value_heads": 32, "n_mamba_heads": 80,
+        "mamba_d_state": 64, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_ngroups": 1, "num_mem_blocks": 2,
+        "adapter_rank": 128, "use_mem_rope": False, "use_shared_attention_adapter": False, "rope_theta": 10000,
+        "hidden_act": "gelu", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "add_bias_linear": False,
+        "layers_block_type": ["hybrid" if i in (6, 12, 18, 24, 30, 36, 42, 47, 51) else "mamba" for i in range(54)],
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    },
     "lfm2_1_2b": {
         "model_type": "lfm2", "vocab_size": 65536, "hidden_size": 2048, "num_hidden_layers": 16, "block_dim": 2048,
         "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128000, "norm_eps": 1e-5,

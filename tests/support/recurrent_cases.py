@@ -27,6 +27,11 @@ DELTA: Mapping[str, Any] = {
     "linear_num_value_heads": 4,
 }  # fmt: skip
 JAMBA: Mapping[str, Any] = {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "num_experts": 4}
+ZAMBA2: Mapping[str, Any] = {
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"], "n_mamba_heads": 8, "mamba_ngroups": 2,
+    "mamba_d_state": 12, "chunk_size": 8, "num_mem_blocks": 2, "adapter_rank": 6, "use_mem_rope": True,
+    "num_attention_heads": 8, "num_key_value_heads": 8,
+}  # fmt: skip
 RECURRENT_CASES = (
     Case("mamba", "mamba", MAMBA, has_sdpa=False),
     Case("falcon_mamba", "falcon_mamba", MAMBA, has_sdpa=False),
@@ -43,6 +48,7 @@ RECURRENT_CASES = (
     Case("qwen3_next", "qwen3_next", DELTA),
     Case("qwen3_5", "qwen3_5_text", DELTA),
     Case("qwen3_5_moe", "qwen3_5_moe_text", DELTA),
+    Case("zamba2", "zamba2", ZAMBA2, lengths=(8, 5)),
     Case("lfm2", "lfm2", {**CONV, "block_multiple_of": 8}),
     Case("lfm2_moe", "lfm2_moe", CONV),
 )
@@ -88,6 +94,12 @@ RECURRENT_FLAGS = (
         },
     ),
     Case("qwen3_next_mixed", "qwen3_next", {**DELTA, "mlp_only_layers": [1], "norm_topk_prob": False}),
+    Case(
+        "zamba2_adapted",
+        "zamba2",
+        {**ZAMBA2, "use_shared_attention_adapter": True, "num_mem_blocks": 1, "use_mem_rope": False},
+        lengths=(5, 4),
+    ),
     Case("lfm2_bias", "lfm2", {**CONV, "conv_bias": True, "block_auto_adjust_ff_dim": False, "conv_L_cache": 4}),
     Case("lfm2_moe_plain", "lfm2_moe", {**CONV, "use_expert_bias": False, "norm_topk_prob": False}),
 )

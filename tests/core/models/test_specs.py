@@ -65,6 +65,7 @@ SIZES_WITHOUT_A_DEFAULT_THAT_FITS: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 15]]},
     "deepseek_v2": {"num_experts_per_tok": 2}, "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
     "helium": {"num_key_value_heads": 8}, "jais2": {"num_key_value_heads": 8}, "mamba2": {"num_heads": 8},
+    "zamba2": {"num_hidden_layers": 54},
 }  # fmt: skip
 
 
