@@ -86,7 +86,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tier", default="", help="one of: " + ", ".join(_ops.supported_tiers()))
-    parser.add_argument("--size", type=int, default=2048, help="hidden size, a multiple of 128")
+    parser.add_argument("--size", type=int, default=2048, help="hidden size, a multiple of 256")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     _ops.set_num_threads(options.threads)
