@@ -4,6 +4,7 @@
 // goes over the columns in pieces, so that its rows of x stay in L1, and over each piece once per chain. Formats whose
 // words are not what the arithmetic takes are unpacked once for all rows of a block.
 #include "linear_common.h"
+#include "linear_target.h"
 
 namespace headrace::HEADRACE_TIER {
 namespace {
@@ -104,41 +105,29 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
     }
 }
 
-// Where the results of a tile go.
+// What a tile of int8 needs to know beside its target.
 template <class T>
-struct Target {
-    T *out;                  // of the block's first row and the tile's first output
-    int64_t stride, left;    // from one row to the next; outputs that are left from here on
-    const float *bias;       // of the tile's first output, or null
-    const float *x_scales;   // of the block's first row, for int8
-    const float *w_scales;   // of the tile's first output, for int8
+struct ScaledTarget : Target<T> {
+    const float *x_scales;  // of the block's first row
+    const float *w_scales;  // of the tile's first output
     const int32_t *w_sums;
 
-    INLINE void put(int64_t r, int v, V value) const {
-        const int64_t here = left - v * kLanes;
-        T *to = out + r * stride + v * kLanes;
-        if (here >= kLanes) {
-            if (bias) value = value + load<V>(bias + v * kLanes);
-            store_from_float(to, value);
-        } else if (here > 0) {
-            if (bias) value = value + load_tail(bias + v * kLanes, here);
-            store_tail(to, value, here);
-        }
-    }
+    using Target<T>::put;
     INLINE void put(int64_t r, int v, I total) const {
-        if (left <= v * kLanes) return;  // behind the last panel
+        if (this->left <= v * kLanes) return;  // behind the last panel
         put(r, v, dequantize(total, load<V>(w_scales + v * kLanes), w_sums + v * kLanes, x_scales[r]));
     }
 };
 
 // All rows of a block, kTileRows at a time.
 template <class Reader, class T>
-void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece, char *sums, const Target<T> &target) {
+void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece, char *sums,
+           const ScaledTarget<T> &target) {
     for (int64_t r = 0; r < rows;) {
         const int64_t left = rows - r;
         const auto of = [&](auto size) INLINE_LAMBDA {
             constexpr int kRows = decltype(size)::value;
-            const Target<T> here = target;  // stores could change what `target` refers to, not this
+            const ScaledTarget<T> here = target;  // stores could change what `target` refers to, not this
             tile<Reader, kRows>(x + r * x_stride, x_stride, piece, r * piece.count * kPanel * 4 / rows,
                                 sums + r * kChains * kTileBytes,
                                 [=](int i, int v, typename Reader::Acc total) INLINE_LAMBDA {
@@ -229,13 +218,9 @@ void many_tokens(const LinearArgs &args, const Context &context) {
                 x = reinterpret_cast<const uint32_t *>(source);
         }
         const int64_t row = panel * kPanel;
-        const Target<T> target{static_cast<T *>(args.out) + first * weight.rows + row,
-                               weight.rows,
-                               weight.rows - row,
-                               args.bias ? args.bias + row : nullptr,
-                               scales,
-                               weight.scales ? weight.scales + row : nullptr,
-                               weight.sums ? weight.sums + row : nullptr};
+        const ScaledTarget<T> target{target_of<T>(args, first, row), scales,
+                                     weight.scales ? weight.scales + row : nullptr,
+                                     weight.sums ? weight.sums + row : nullptr};
         // A tile that sticks out repeats its last panel; `put` drops what it computes.
         Panels<Reader> panels(weight, panel, num_panels);
         for (int64_t j = 0; j < num_words; j += piece_words) {

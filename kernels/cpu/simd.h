@@ -127,6 +127,15 @@ INLINE float sum(V a) {
     return lanes[0];
 #endif
 }
+INLINE int32_t sum(I a) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_reduce_add_epi32(bits_as<__m512i>(a));
+#else
+    int32_t total = 0;
+    for (int i = 0; i < kLanes; ++i) total += a[i];
+    return total;
+#endif
+}
 INLINE float highest(V a) {
 #if defined(HEADRACE_HAS_512)
     return _mm512_reduce_max_ps(a);

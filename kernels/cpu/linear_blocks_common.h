@@ -1,0 +1,141 @@
+// What the two paths of linear products with blocks have in common: rounding x, the words of a weight.
+//
+// Each 32 columns of a row of x are rounded to 255 levels with a scale of their own. An output is the sum, over groups
+// of 32 columns in ascending order, of (integer dot product) * (scale of the weight * scale of x) (for q6_k: of each
+// half of the group), and, for formats with an offset, of offset * (sum of the rounded x). Both paths (linear_blocks.cpp,
+// linear_blocks_many.cpp) keep to that, so the bits of a row depend on its row of x only.
+#pragma once
+
+#include "read_blocks.h"
+
+namespace headrace::HEADRACE_TIER {
+namespace {
+
+constexpr int kVecs = kPanel / kLanes;
+constexpr int64_t kGroup = kPieceColumns;
+constexpr int kQuads = 8;  // quads of columns in a group
+#ifdef HEADRACE_HAS_DOT
+constexpr int kWordsPerQuad = 1;  // four int8
+#else
+constexpr int kWordsPerQuad = 2;  // two int16: columns 0 and 2 of the quad, then 1 and 3
+#endif
+
+// 32 columns of a row of x.
+struct Group {
+    uint32_t words[kQuads * kWordsPerQuad];
+    int32_t start[2];  // of the integer sum; with two scales, of the sums of the first and the last 16 columns
+    float scale;
+    float total;  // scale * sum of all levels
+};
+
+// What the words of `read_quad` have too much.
+template <Format format>
+constexpr int32_t zero_of() {
+#ifdef HEADRACE_HAS_DOT
+    if (format == Format::q8_0) return 128;  // they are made unsigned for the dot product
+#endif
+    return BlockShape::of(format).zero;
+}
+
+template <Format format, class T>
+INLINE void quantize(const T *x, int64_t count, Group *group) {
+    T row[kGroup] = {};
+    if (count < kGroup) {
+        memcpy(row, x, static_cast<size_t>(count) * sizeof(T));
+        x = row;
+    }
+    V top = {};
+    for (int64_t k = 0; k < kGroup; k += kLanes) top = max(abs(load_as_float(x + k)), top);
+    const float high = highest(top);
+    // To nearest even, by the sum with 1.5 * 2^23, whose low bits are the level.
+    const V inverse = splat(high > 0 ? 127 / high : 0), shift = splat(0x1.8p23f);
+    [[maybe_unused]] int32_t levels[kGroup];
+    int32_t sums[2] = {};
+    for (int64_t k = 0; k < kGroup; k += kLanes) {
+        const I shifted = bits_as<I>(load_as_float(x + k) * inverse + shift), level = shifted - bits_as<I>(shift);
+        sums[k / (kGroup / 2)] += sum(level);
+#ifndef HEADRACE_HAS_DOT
+        store(levels + k, level);
+#else
+        store(reinterpret_cast<char *>(group->words) + k, __builtin_convertvector(bits_as<U>(shifted), B));
+#endif
+    }
+#ifndef HEADRACE_HAS_DOT
+    for (int u = 0; u < kQuads; ++u) {
+        const auto level = [&](int k) { return static_cast<uint32_t>(levels[4 * u + k]); };
+        group->words[2 * u] = (level(0) & 0xFFFF) | level(2) << 16;
+        group->words[2 * u + 1] = (level(1) & 0xFFFF) | level(3) << 16;
+    }
+#endif
+    const bool is_split = BlockShape::of(format).num_scales == 2;
+    group->start[0] = -zero_of<format>() * (is_split ? sums[0] : sums[0] + sums[1]);
+    group->start[1] = -zero_of<format>() * sums[1];
+    group->scale = high / 127;
+    group->total = group->scale * static_cast<float>(sums[0] + sums[1]);
+}
+
+// Rows of x, [rows][groups].
+template <Format format, class T>
+void quantize_rows(const LinearArgs &args, int64_t first, int64_t rows, Group *x) {
+    const int64_t cols = args.weight.cols, num_groups = args.weight.padded_cols / kGroup;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t g = 0; g < num_groups; ++g) {
+            const int64_t left = cols - g * kGroup;
+            const T *row = static_cast<const T *>(args.x) + (first + r) * cols;
+            quantize<format>(row + g * kGroup, left < 0 ? 0 : left < kGroup ? left : kGroup, x + r * num_groups + g);
+        }
+}
+
+// A quad of columns, kLanes rows of it, as words for `mac`.
+template <Format format>
+INLINE void read_quad(const BlockReader<format> &blocks, int u, int v, I *words) {
+    const I word = blocks.quad(u, v);
+#ifdef HEADRACE_HAS_DOT
+    words[0] = format == Format::q8_0 ? word ^ splat_word(0x80808080) : word;
+#else
+    if constexpr (format == Format::q8_0) {
+        words[0] = bits_as<I>((bits_as<S>(word) << 8) >> 8);
+        words[1] = bits_as<I>(bits_as<S>(word) >> 8);
+    } else {
+        words[0] = word & splat_word(0x00FF00FF);
+        words[1] = (word >> 8) & splat_word(0x00FF00FF);
+    }
+#endif
+}
+
+INLINE I mac(I acc, I w, uint32_t x) {
+#ifdef HEADRACE_HAS_DOT
+    return dot_u8_i8(acc, w, splat_word(x));
+#else
+    return dot_i16(acc, w, splat_word(x));
+#endif
+}
+
+// Call Path::run<format, T>(args, context) for the format of the weight and the dtype of x.
+template <class Path, class T>
+void run_format(const LinearArgs &args, const Context &context) {
+    switch (args.weight.format) {
+        case Format::q8_0: return Path::template run<Format::q8_0, T>(args, context);
+        case Format::q4_0: return Path::template run<Format::q4_0, T>(args, context);
+        case Format::q4_1: return Path::template run<Format::q4_1, T>(args, context);
+        case Format::q5_0: return Path::template run<Format::q5_0, T>(args, context);
+        case Format::q5_1: return Path::template run<Format::q5_1, T>(args, context);
+        case Format::q4_k: return Path::template run<Format::q4_k, T>(args, context);
+        case Format::q5_k: return Path::template run<Format::q5_k, T>(args, context);
+        case Format::q6_k: return Path::template run<Format::q6_k, T>(args, context);
+        case Format::w4: return Path::template run<Format::w4, T>(args, context);
+        default: return;  // the border lets no other format through
+    }
+}
+
+template <class Path>
+void run_path(const LinearArgs &args, const Context &context) {
+    switch (args.dtype) {
+        case Dtype::f32: return run_format<Path, float>(args, context);
+        case Dtype::bf16: return run_format<Path, bf16>(args, context);
+        case Dtype::f16: return run_format<Path, f16>(args, context);
+    }
+}
+
+}  // namespace
+}  // namespace headrace::HEADRACE_TIER

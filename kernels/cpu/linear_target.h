@@ -1,0 +1,37 @@
+// Where the sums of a tile of a linear product go.
+#pragma once
+
+#include "simd.h"
+
+namespace headrace::HEADRACE_TIER {
+namespace {
+
+template <class T>
+struct Target {
+    T *out;                // of the tile's first row and output
+    int64_t stride, left;  // from one row to the next; outputs that are left from here on
+    const float *bias;     // of the tile's first output, or null
+
+    // kLanes outputs of row r.
+    INLINE void put(int64_t r, int v, V value) const {
+        const int64_t here = left - v * kLanes;
+        T *to = out + r * stride + v * kLanes;
+        if (here >= kLanes) {
+            if (bias) value = value + load<V>(bias + v * kLanes);
+            store_from_float(to, value);
+        } else if (here > 0) {
+            if (bias) value = value + load_tail(bias + v * kLanes, here);
+            store_tail(to, value, here);
+        }
+    }
+};
+
+// The target of rows of out from `token` and of outputs from `row` on.
+template <class T>
+INLINE Target<T> target_of(const LinearArgs &args, int64_t token, int64_t row) {
+    const int64_t rows = args.weight.rows;
+    return {static_cast<T *>(args.out) + token * rows + row, rows, rows - row, args.bias ? args.bias + row : nullptr};
+}
+
+}  // namespace
+}  // namespace headrace::HEADRACE_TIER
