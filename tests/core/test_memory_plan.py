@@ -11,6 +11,7 @@ from headrace.core.config import EngineConfig
 from headrace.core.errors import ConfigError, ModelNotFound, Unsupported
 from headrace.core.memory_plan import MemoryPlan, Target, plan_model
 from headrace.core.platform import Caps, Memory
+from published_recurrent import PUBLISHED_RECURRENT
 from tiny_checkpoints import FAMILIES, tiny_config
 
 MIB = 1 << 20
@@ -61,6 +62,19 @@ def test_kv_cache_of_a_llama(tmp_path: Path) -> None:
     # Never more than 64 requests of full length and the null block, which is less than 16 MiB here.
     assert group.num_blocks == 64 * 16 + 1
     assert plan.concurrency == 64
+
+
+def test_states_are_counted_beside_keys_and_values(tmp_path: Path) -> None:
+    config = {**PUBLISHED_RECURRENT["granite_4_h_tiny"], "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = _plan(tmp_path, memory=64 * 1024 * MIB, dtype="bfloat16", kv_memory="4GiB")
+    full, state = plan.groups
+    assert (full.kind, full.num_layers, state.kind, state.num_layers) == ("full", 4, "state", 36)
+    # 48 heads of 64 values by 128 in float32, and 3 inputs of the convolution's 48 * 64 + 2 * 128 channels
+    assert state.block_bytes == 36 * (48 * 64 * 128 * 4 + 3 * (48 * 64 + 2 * 128) * 2)
+    assert full.block_bytes == 16 * 4 * 2 * 4 * 128 * 2
+    assert plan.request_bytes == 4 * state.block_bytes + 256 * full.block_bytes
+    assert state.num_blocks == 1 + int(4 * plan.concurrency)
 
 
 def test_sliding_layers_are_a_group_of_their_own(tmp_path: Path) -> None:
