@@ -10,6 +10,7 @@ COMMANDS: dict[str, str] = {
     "complete": "Complete a prompt, or answer it if the model is an instruct model.",
     "chat": "Chat with a model in the terminal.",
     "embed": "Print the embeddings of texts.",
+    "transcribe": "Print the text of recordings, by a Whisper model.",
     "serve": "Serve a model over HTTP, with OpenAI's API.",
     "run-batch": "Answer a file of requests in OpenAI's batch format.",
     "plan": "Show what a model needs and whether it fits; loads nothing.",

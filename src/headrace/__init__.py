@@ -12,10 +12,12 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputParams",
+    "TranscriptionParams",
     "__version__",
 ]
 
 if TYPE_CHECKING:
+    from .core.audio.whisper import TranscriptionParams
     from .core.errors import HeadraceError
     from .core.llm import LLM
     from .core.pooling.params import PoolingParams
@@ -33,6 +35,7 @@ else:
         "Logprob": ".core.stages",
         "HeadraceError": ".core.errors",
         "StructuredOutputParams": ".core.structured.params",
+        "TranscriptionParams": ".core.audio.whisper",
     }
 
     def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from ...audio.decode import read_audio
 from ...audio.languages import LANGUAGES
+from ...audio.subtitles import subtitles
 from ...audio.whisper import Answer, Question, Task, Transcriber, Transcription, TranscriptionParams
 from ..api_errors import ApiError, ClientGone
 from ..frames import Output
@@ -190,18 +191,3 @@ def _response(result: Transcription, form: str, task: Task, headers: dict[str, s
         usage=_usage(result),
     )
     return JsonResponse(whole, headers=headers)
-
-
-def subtitles(result: Transcription, form: str) -> str:
-    """Segments as SubRip (srt) or WebVTT (vtt)."""
-    mark = "," if form == "srt" else "."
-
-    def clock(seconds: float) -> str:
-        whole, thousandths = divmod(round(seconds * 1000), 1000)
-        return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}{mark}{thousandths:03}"
-
-    parts = [] if form == "srt" else ["WEBVTT\n\n"]
-    for number, segment in enumerate(result.segments, 1):
-        head = f"{number}\n" if form == "srt" else ""
-        parts.append(f"{head}{clock(segment.start)} --> {clock(segment.end)}\n{segment.text.strip()}\n\n")
-    return "".join(parts)

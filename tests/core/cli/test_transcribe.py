@@ -1,0 +1,22 @@
+"""`headrace transcribe`: the whole command on a tiny Whisper."""
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from headrace.core.cli.transcribe import command
+from tiny_speech import recording, tiny_whisper
+
+
+def test_text_and_segments_of_a_file(tmp_path: Path) -> None:
+    folder = tiny_whisper(tmp_path / "tiny")
+    (tmp_path / "a.wav").write_bytes(recording(1.5))
+    arguments = [str(folder), str(tmp_path / "a.wav"), "--device", "reference", "--load-format", "dummy"]
+    arguments += ["--kv-memory", "32MiB", "--max-num-seqs", "2", "--language", "de"]
+    result = CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False)
+    (entry,) = json.loads(result.stdout)["transcriptions"]
+    assert entry["language"] == "de" and entry["duration_s"] == 1.5 and entry["segments"]
+    subtitles = CliRunner().invoke(command, [*arguments, "--format", "vtt"], catch_exceptions=False)
+    assert subtitles.stdout.startswith("WEBVTT\n\n00:00:")
+    assert subtitles.stdout.count(" --> ") == len(entry["segments"])
