@@ -1,6 +1,7 @@
 """Recurrences give the same whatever steps their positions are computed in, and write no state but their own."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from headrace.core.ops import OpTable
 
-OPS, TOKENS = OpTable(), 23
+OPS: Any = OpTable()
+TOKENS = 23
 Step = Callable[[slice, torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
@@ -20,7 +22,10 @@ def causal_conv() -> tuple[torch.Tensor, Step]:
     x, weight, bias, state = normal(TOKENS, 10), normal(10, 1, 4), normal(10), torch.full((4, 3, 10), torch.nan)
 
     def step(part: slice, before: torch.Tensor, kept: torch.Tensor, most: int) -> torch.Tensor:
-        return OPS.causal_conv(x[part], weight, bias, state, rows(part), before, kept, activation="silu")[0]
+        out: torch.Tensor = OPS.causal_conv(
+            x[part], weight, bias, state, rows(part), before, kept, activation="silu"
+        )[0]
+        return out
 
     return state, step
 
@@ -31,7 +36,10 @@ def selective_scan() -> tuple[torch.Tensor, Step]:
 
     def step(part: slice, before: torch.Tensor, kept: torch.Tensor, most: int) -> torch.Tensor:
         arrays = [array[part] for array in inputs]
-        return OPS.selective_scan(*arrays, *vectors, state, rows(part), before, kept, max_query_len=most)[0]
+        out: torch.Tensor = OPS.selective_scan(
+            *arrays, *vectors, state, rows(part), before, kept, max_query_len=most
+        )[0]
+        return out
 
     return state, step
 
@@ -42,7 +50,8 @@ def gated_delta() -> tuple[torch.Tensor, Step]:
 
     def step(part: slice, before: torch.Tensor, kept: torch.Tensor, most: int) -> torch.Tensor:
         arrays = [array[part] for array in (*inputs, normal(TOKENS, 4, seed=2))]
-        return OPS.gated_delta(*arrays, *vectors, state, rows(part), before, kept, max_query_len=most)[0]
+        out: torch.Tensor = OPS.gated_delta(*arrays, *vectors, state, rows(part), before, kept, max_query_len=most)[0]
+        return out
 
     return state, step
 

@@ -65,10 +65,11 @@ def minilm() -> Any:
 @pytest.mark.weights
 @pytest.mark.slow
 def test_turning_leaves_the_function_as_it_was(default_model: Path, turned: Any, prose: list[int]) -> None:
-    before: Any = LlamaForCausalLM(smollm2_config()).eval()
+    make: Any = LlamaForCausalLM
+    before: Any = make(smollm2_config()).eval()
     before.load_state_dict(read_state(default_model), strict=False)
     before.tie_weights()
-    after: Any = LlamaForCausalLM(smollm2_config(tie_word_embeddings=False)).eval()
+    after: Any = make(smollm2_config(tie_word_embeddings=False)).eval()
     after.load_state_dict(turned, strict=True)
     ids = torch.tensor([prose[:48]])
     with torch.inference_mode():
@@ -114,10 +115,10 @@ def test_logits_are_those_of_the_rounded_weights(tmp_path: Path, device: str, qu
     """Every device computes the same from a quantized model, up to how it rounds activations."""
     save_tiny(tmp_path / "model", "llama", tie_word_embeddings=tied, hidden_size=64, intermediate_size=128)
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    prompt = {"prompt_token_ids": list(range(3, 60))}
+    prompt: Any = {"prompt_token_ids": list(range(3, 60))}
 
     def logprobs(device: str) -> Any:
-        options = dict(quantize=quantize, dtype="float32", skip_tokenizer_init=True, kv_memory="8MiB")
+        options: dict[str, Any] = dict(quantize=quantize, dtype="float32", skip_tokenizer_init=True, kv_memory="8MiB")
         with LLM(str(tmp_path / "model"), device=device, **options) as llm:
             [output] = llm.generate([prompt], params)
             assert output.prompt_logprobs is not None

@@ -65,7 +65,8 @@ def gguf_rows(random: np.random.Generator, format: str, rows: int, cols: int) ->
     columns, num_bytes = BLOCKS[format]
     raw = random.integers(0, 256, (rows, cols // columns, num_bytes)).astype(np.uint8)
     for n, at in enumerate(HALVES.get(format, (0,))):
-        halves = random.uniform(*((0.01, 0.1) if n == 0 else (0.05, 1)), raw.shape[:2])
+        low, high = (0.01, 0.1) if n == 0 else (0.05, 1.0)
+        halves = random.uniform(low, high, raw.shape[:2])
         raw[..., at : at + 2] = halves.astype(np.float16)[..., None].view(np.uint8)
     raw = raw.reshape(rows, -1)
     meaning = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[format.upper()])

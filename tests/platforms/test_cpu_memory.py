@@ -136,7 +136,7 @@ except OutOfMemory as error:
 
 
 def test_more_threads_than_cores(folder: str) -> None:
-    prompt = {"prompt_token_ids": list(range(5, 60))}
+    prompt: Any = {"prompt_token_ids": list(range(5, 60))}
     params = SamplingParams(max_tokens=4, temperature=0.0, logprobs=0, ignore_eos=True)
     found = []
     for threads in (1, 2, 13):
@@ -145,7 +145,7 @@ def test_more_threads_than_cores(folder: str) -> None:
             found.append(
                 [
                     (t, step[t].logprob)
-                    for t, step in zip(output.outputs[0].token_ids, output.outputs[0].logprobs, strict=True)
+                    for t, step in zip(output.outputs[0].token_ids, output.outputs[0].logprobs or (), strict=True)
                 ]
             )
     assert found[0] == found[1] == found[2]
@@ -153,7 +153,7 @@ def test_more_threads_than_cores(folder: str) -> None:
 
 def test_a_step_of_nothing_but_padding(folder: str) -> None:
     """Tokens of no request, slots and tables of -1: nothing is written that a real step behind it could see."""
-    prompt = {"prompt_token_ids": list(range(5, 25))}
+    prompt: Any = {"prompt_token_ids": list(range(5, 25))}
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
     with LLM(folder, prefix_caching=False, **OPTIONS) as llm:
         [before] = llm.generate([prompt], params)

@@ -22,7 +22,9 @@ def _logprobs(folder: Path, device: str, **options: Any) -> np.ndarray[Any, Any]
     params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=0, logprobs=0)
     with LLM(str(folder), device=device, **{**OPTIONS, **options}) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
-    steps = [step for output in outputs for step in (*(output.prompt_logprobs or ()), *output.outputs[0].logprobs)]
+    steps = [
+        step for output in outputs for step in (*(output.prompt_logprobs or ()), *(output.outputs[0].logprobs or ()))
+    ]
     return np.array([next(iter(step.values())).logprob for step in steps if step])
 
 

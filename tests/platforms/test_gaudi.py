@@ -227,7 +227,12 @@ def test_the_bridge_is_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     device = GaudiPlatform().open(["3"], EngineConfig())
     assert (device.info.id, device.info.name, device.caps.dtypes[0]) == ("gaudi:3", "GAUDI2", "bfloat16")
     assert device.memory().used_bytes == 8 << 30, "6 in use and a reserve of 2"
-    replay, result = HpuGraphs(bridge).record(lambda: bridge.asked.append("step") or 7)
+
+    def step() -> int:
+        bridge.asked.append("step")
+        return 7
+
+    replay, result = HpuGraphs(bridge).record(step)
     replay()
     assert result == 7
     assert bridge.asked == ["stream default", "capture_begin", "step", "capture_end", "replay", "replay"]

@@ -84,9 +84,9 @@ def test_a_state_is_not_hit_in_the_step_that_writes_it() -> None:
     manager.begin_step()
     admit(manager, list(range(20)))
     blocks = manager.new_request()
-    assert manager.find_hit(blocks, list(range(20))) == 0 and blocks.hit_grows
+    assert (manager.find_hit(blocks, list(range(20))), blocks.hit_grows) == (0, True)
     manager.begin_step()
-    assert manager.find_hit(blocks, list(range(20))) == 16 and not blocks.hit_grows
+    assert (manager.find_hit(blocks, list(range(20))), blocks.hit_grows) == (16, False)
     manager.step_failed(1)
     assert manager.find_hit(blocks, list(range(20))) == 0 and not blocks.hit_grows
 

@@ -49,7 +49,7 @@ def test_segments_in_every_format(listening: tuple[Any, LLM, str]) -> None:
     found = audio.transcriptions.create(
         model="tiny", file=file, response_format="verbose_json", timestamp_granularities=["segment"]
     )
-    assert (found.text, float(found.duration)) == (wanted.text, pytest.approx(3.2))
+    assert found.text == wanted.text and float(found.duration) == pytest.approx(3.2)
     assert found.language in ("english", "german")
     assert [(one.start, one.end, one.text, one.tokens) for one in found.segments] == [
         (one.start, one.end, one.text, list(one.tokens)) for one in wanted.segments

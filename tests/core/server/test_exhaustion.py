@@ -125,7 +125,7 @@ def test_a_batch_on_a_full_disk_goes_on_when_there_is_room(
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in target.read_text().splitlines()]
-    assert sorted(answer["custom_id"] for answer in answers) == sorted(line["custom_id"] for line in lines)
+    assert sorted(answer["custom_id"] for answer in answers) == sorted(str(line["custom_id"]) for line in lines)
     assert all(answer["response"]["status_code"] == 200 for answer in answers)
 
 

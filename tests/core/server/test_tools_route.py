@@ -64,7 +64,9 @@ def test_only_allowed_tools_are_called(random_client: openai.OpenAI) -> None:
     options: dict[str, Any] = dict(model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=900, temperature=1)
     choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
     result = random_client.chat.completions.create(tool_choice=choice, parallel_tool_calls=False, seed=4, **options)
-    (call,) = result.choices[0].message.tool_calls or ()
+    calls = result.choices[0].message.tool_calls
+    assert calls is not None and len(calls) == 1
+    call = calls[0]
     assert call.type == "function" and call.function.name == "now"
     none_left: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
     with pytest.raises(openai.BadRequestError):

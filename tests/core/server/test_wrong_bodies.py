@@ -116,7 +116,8 @@ def test_the_last_of_equal_keys_counts(http: httpx.Client) -> None:
 
 
 def test_empty_forms_are_not_passed_over(http: httpx.Client) -> None:
-    for form in ({"guided_choice": []}, {"guided_regex": ""}, {"guided_grammar": ""}):
+    forms: list[dict[str, Any]] = [{"guided_choice": []}, {"guided_regex": ""}, {"guided_grammar": ""}]
+    for form in forms:
         assert http.post("/v1/completions", json={"prompt": "x", **form}).status_code == 400
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": None}}
     body = {"messages": MESSAGES, "response_format": schema}

@@ -1,6 +1,7 @@
 """Quantization on load against the gguf package's formats of the same size, and its errors."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import gguf
 import numpy as np
@@ -27,7 +28,7 @@ Floats = npt.NDArray[np.float32]
 class OneTensor:
     """A ParamSource of one parameter."""
 
-    def __init__(self, tensor: HostTensor, **fields: object) -> None:
+    def __init__(self, tensor: HostTensor, **fields: Any) -> None:
         param = Param(
             name="layers.0.mlp.gate_up_proj.weight", shape=tensor.shape, kind="linear", quantizable=True, **fields
         )
@@ -50,7 +51,7 @@ def _tensor(values: Floats, name: str = "model.layers.0.mlp.up_proj.weight") -> 
     return HostTensor(name=name, dtype="float32", shape=values.shape, data=values, file="model.safetensors")
 
 
-def _quantized(values: Floats, quantization: str, **fields: object) -> HostTensor:
+def _quantized(values: Floats, quantization: str, **fields: Any) -> HostTensor:
     [loaded] = QuantizedParams(OneTensor(_tensor(values), **fields), quantization)
     [tensor] = loaded.tensors
     return tensor
@@ -120,7 +121,7 @@ def test_constant_and_zero_groups() -> None:
 
 
 def test_what_is_sensitive_or_a_vocabulary_keeps_8_bits() -> None:
-    def param(**fields: object) -> Param:
+    def param(**fields: Any) -> Param:
         return Param(name="w", shape=(8, 64), kind="linear", **{"quantizable": True, **fields})
 
     assert scheme_of(param(), "none") is None
