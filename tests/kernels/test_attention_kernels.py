@@ -1,6 +1,6 @@
 """Paged attention and write_kv against a dense oracle in float64, and their bits across batches and chunks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -118,7 +118,8 @@ DTYPES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim"), [(1, 1, 1), (4, 4, 7), (6, 2, 64), (9, 3, 80), (32, 1, 48)]
+    ("num_heads", "num_kv_heads", "head_dim"),
+    [(1, 1, 1), (4, 4, 7), (6, 2, 64), (9, 3, 80), (71, 1, 48), (2, 1, 256)],
 )
 def test_against_the_oracle(
     kit: Any, tier: str, dtype: str, cache_dtype: str, num_heads: int, num_kv_heads: int, head_dim: int
@@ -136,9 +137,11 @@ def test_against_the_oracle(
     )
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16, 64, 512])
-def test_block_sizes(kit: Any, tier: str, block_size: int) -> None:
-    check(Case(kit=kit, seq_lens=[40, 515], block_size=block_size, options={"window": 70}))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("block_size", [1, 2, 4, 16, 64, 512])
+def test_block_sizes(kit: Any, tier: str, block_size: int, dtype: str) -> None:
+    case = Case(kit=kit, seq_lens=[40, 515], block_size=block_size, options={"window": 70})
+    check(replace(case, dtype=dtype, cache_dtype=dtype))
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -156,9 +159,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_options(kit: Any, tier: str, name: str) -> None:
-    check(Case(kit=kit, seq_lens=[50, 601], options=OPTIONS[name]))
+def test_options(kit: Any, tier: str, name: str, dtype: str) -> None:
+    check(Case(kit=kit, seq_lens=[50, 601], options=OPTIONS[name], dtype=dtype, cache_dtype=dtype))
 
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
