@@ -117,11 +117,12 @@ def test_mixtures_of_experts(
     weights = values(tokens, per_token, seed=3).softmax(-1)
     experts = values(tokens, num_experts, seed=6).argsort(-1)[:, :per_token].to(torch.int32)
     biases = values(num_experts * 2 * size, seed=4), values(num_experts * hidden, seed=5)
-    for options in (
+    different: list[dict[str, Any]] = [
         {"activation": "silu"},
         {"activation": "gelu_tanh", "scale_input": True},
         {"clamp": 1.5, "gate_up_bias": biases[0], "down_bias": biases[1]},
-    ):
+    ]
+    for options in different:
         arguments = (x, weights, experts, gate_up, down)
         got = OPS.grouped_experts(*arguments, **options)
         want = OpTable.grouped_experts(*wide(*arguments), **dict(zip(options, wide(*options.values()), strict=True)))

@@ -119,7 +119,8 @@ def test_experts_are_the_definitions(num_tokens: int, scale_input: bool) -> None
     experts = torch.stack([torch.randperm(6)[:2] for _ in range(num_tokens)]).int()
     gate_up, down = torch.randn(6, 48, 32).double(), torch.randn(6, 32, 24).double()
     biases = torch.randn(6 * 48), torch.randn(6 * 32)
-    for options in (dict(activation="gelu_tanh"), dict(clamp=2.0)):
+    different: list[dict[str, Any]] = [dict(activation="gelu_tanh"), dict(clamp=2.0)]
+    for options in different:
         arguments = (x, weights, experts, gate_up, down, *biases)
         got = static_provider().ops["grouped_experts"](*arguments, scale_input=scale_input, **options)
         want = OpTable.grouped_experts(*arguments, scale_input=scale_input, **options)

@@ -135,7 +135,8 @@ def run(device: Any, config: RunnerConfig) -> tuple[list[list[int]], Any]:
     torch.set_num_threads(1)
     runner = load_runner(device, config)
     driver = Driver(runner, config)
-    driver.add(PROMPTS[0]), driver.add(PROMPTS[1], temperature=0.8, seed=5)
+    driver.add(PROMPTS[0])
+    driver.add(PROMPTS[1], temperature=0.8, seed=5)
     for counts in ({0: 5}, {0: 3, 1: 3}, {0: 1, 1: 1}, {1: 1}, {0: 1}, {0: 1, 1: 1}):
         driver.step(counts)
     return [request.token_ids for request in driver.requests], runner

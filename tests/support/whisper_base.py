@@ -91,7 +91,8 @@ def _read(data: bytes) -> Iterator[tuple[str, Any]]:
 
     version = take("I")
     assert version == 6, version
-    text(), take("I")
+    text()
+    take("I")
     for _ in range(take("I")):
         name, rank = text(), take("B")
         shape = [take("I") for _ in range(rank)]
