@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = dict(
     max_num_seqs=4,
     max_num_batched_tokens=32,
     max_model_len=96,
-    kv_memory="2MiB",
+    kv_memory="8MiB",
 )
 DEVICES = ("gaudi:emulated", "neuron:emulated", "tpu:emulated")
 RECURRENT = {case.name for case in RECURRENT_CASES}
@@ -36,6 +36,10 @@ QUICK = {
     *(("gaudi:emulated", name) for name in ("gemma2", "gpt_oss", "deepseek_v3", "mpnet")),
 }
 """What the default run takes; the full run takes all."""
+
+
+DECODERS = [*sorted(FAMILIES), *(case.name for case in CASES if case.name != "internlm2")]
+"""transformers changes the base of a dynamic rope in the middle of an answer; here it belongs to the prompt."""
 
 
 def on_devices(names: list[str]) -> list[Any]:
@@ -59,7 +63,7 @@ def needs_jax(device: str) -> bool:
     return device.partition(":")[0] in ("neuron", "tpu")
 
 
-@pytest.mark.parametrize(("device", "name"), on_devices([*sorted(FAMILIES), *(case.name for case in CASES)]))
+@pytest.mark.parametrize(("device", "name"), on_devices(DECODERS))
 def test_greedy_tokens_are_those_of_transformers(device: str, name: str, tmp_path: Path) -> None:
     model = (save_tiny if name in FAMILIES else save_golden_case)(tmp_path, name)
     rng = np.random.default_rng(7)
@@ -79,7 +83,7 @@ def test_embeddings_are_means_of_transformers_hidden_states(device: str, name: s
     theirs = encoder_cases.load_theirs(tmp_path, "AutoModel", "eager")
     rng = np.random.default_rng(7)
     texts = [rng.integers(3, 131, length).tolist() for length in (23, 1, 40, 9, 60)]
-    with LLM(str(tmp_path), device=device, pooling="mean", **{**OPTIONS, "max_model_len": 64}) as llm:
+    with LLM(str(tmp_path), device=device, pooling="mean", **{**OPTIONS, "max_model_len": 60}) as llm:
         outputs = llm.embed([{"prompt_token_ids": ids} for ids in texts])
     for ids, output in zip(texts, outputs, strict=True):
         inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
