@@ -8,7 +8,7 @@ import click
 
 from ..errors import ConfigError
 from .options import engine_config, engine_options, json_option
-from .output import print_json, print_table
+from .output import print_json, print_table, write_json
 
 
 @click.group()
@@ -124,6 +124,60 @@ def serve(model: str | None, flags: dict[str, Any], as_json: bool, **arguments: 
             for row in result["ratios"]
         ]
         print_table(("load", *names), rows, numbers=names)
+
+
+@command.command()
+@click.argument("model", default=None, required=False)
+@click.option(
+    "--runs", default=5, show_default=True, type=click.IntRange(1), help="Starts after the first, cold one."
+)
+@click.option("--prompt", default="Why is the sky blue?", show_default=True, help="Of which one token is generated.")
+@click.option("--versus", metavar="COMMAND", help="Another engine's command line: run by turns, and compared.")
+@click.option("--output", metavar="FILE", help="Write the JSON object here as well.")
+@engine_options
+@json_option
+def startup(
+    model: str | None,
+    runs: int,
+    prompt: str,
+    versus: str | None,
+    output: str | None,
+    flags: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """From the start of a process to its first token, with its peak memory; medians over child processes.
+
+    Times end at the first byte on stdout and at the end of the process. The command of --versus should generate one
+    token too, and write nothing before it.
+    """
+    config = engine_config(flags, model=model)
+
+    from .bench_startup import measure_startup
+
+    result = measure_startup(config, prompt=prompt, runs=runs, versus=versus)
+    if output:
+        write_json(Path(output), result)
+    if as_json:
+        print_json(result)
+        return
+    from ..units import format_bytes
+
+    rows = [
+        (
+            name,
+            kind,
+            f"{start['first_output_s']:.2f}",
+            f"{start['end_s']:.2f}",
+            format_bytes(round(start["peak_rss_bytes"])),
+        )
+        for name, engine in result["engines"].items()
+        for kind, start in (("cold", engine["cold"]), (f"median of {runs}", engine["median"]))
+    ]
+    if ratios := result["ratios"]:
+        first, end, peak = (f"{ratio:.2f}" for ratio in ratios.values())
+        rows.append(("times better than versus", "", first, end, peak))
+    columns = ("first token, s", "end, s", "peak memory")
+    print_table(("engine", "run", *columns), rows, numbers=columns)
 
 
 _FIGURES = {

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ..errors import ConfigError, HeadraceError
 from .bench_client import Sample, Target
 
@@ -351,8 +349,3 @@ async def model_of(target: Target, api_key: str) -> str:
         return RemoteChat(target.url, api_key=api_key).model
 
     return await asyncio.get_running_loop().run_in_executor(None, ask)
-
-
-def to_json(value: Any) -> bytes:
-    """The result as a file."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2)

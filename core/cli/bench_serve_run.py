@@ -8,16 +8,16 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import EngineConfig, all_options
+from ..config import EngineConfig
 from ..errors import ConfigError, HeadraceError
 from ..settings import variable_of
+from .bench_child import PROGRAM, child_environment
 from .bench_client import Target
 from .bench_serve import (
     Goodput,
@@ -30,14 +30,13 @@ from .bench_serve import (
     ratios,
     read_requests,
     synthetic,
-    to_json,
 )
+from .output import write_json
 
 _logger = logging.getLogger(__name__)
 
 _VOCAB_SIZE = 8000
 """What every language model has at least, nearly."""
-_PROGRAM = "from headrace.core.cli import main; main()"
 _LOG_LINES = 20
 
 
@@ -91,7 +90,7 @@ def run(config: EngineConfig, options: Options) -> dict[str, Any]:
             targets["versus"] = Target(options.versus, api_key=key)
         result = asyncio.run(_measure(plan, targets, options, common, key))
     if options.output:
-        _write(Path(options.output), to_json(result))
+        write_json(Path(options.output), result)
     if options.png:
         from .bench_plot import draw_serve
 
@@ -190,32 +189,18 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-
-
 # ---- a server of our own --------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def own_server(config: EngineConfig) -> Iterator[str]:
     """The URL of `headrace serve` with this configuration, on a free port; it ends with the block. Raises
     HeadraceError with the end of its log if it does not become ready."""
-    environment = dict(os.environ)
-    for name in all_options():
-        value = getattr(getattr(config, all_options()[name][0]), name)
-        text = str(int(value)) if isinstance(value, bool) else str(value)
-        environment.pop(variable_of(name), None)
-        if text:
-            environment[variable_of(name)] = text
+    environment = child_environment(config)
     environment[variable_of("port")] = "0"
     environment[variable_of("log_format")] = "text"
     environment[variable_of("log_level")] = "info"
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, "serve"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-        env=environment,
-    )  # fmt: skip
+        [*PROGRAM, "serve"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment
+    )
     assert process.stderr is not None
     lines: list[str] = []
     reader: threading.Thread | None = None

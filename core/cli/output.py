@@ -3,13 +3,24 @@
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from ..errors import ConfigError
 
 
 def print_json(value: Any) -> None:
     """One JSON value, indented. Plain ASCII if stdout can take nothing else."""
     is_utf8 = sys.stdout.encoding.lower().replace("-", "") == "utf8"
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=not is_utf8, default=str) + "\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """The same as a file. Raises ConfigError."""
+    try:
+        path.write_text(json.dumps(value, indent=2, default=str) + "\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
