@@ -12,6 +12,7 @@ from .attention import attention_kernel, join_kernel, write_kv_kernel
 from .elementwise import activation_kernel, gather_kernel
 from .experts import down_experts_kernel, glu_experts_kernel, most_tiles, sort_by_expert
 from .norm import norm_kernel
+from .quantized import QuantizedWeight, quantized_linear_kernel, quantized_rows_kernel
 from .rope import rope_kernel
 from .sampling import best_kernel, winner_kernel
 from .tuning import Tuning
@@ -174,9 +175,27 @@ class TritonOps:
         """Rows of x: [n, ...] by int32 [m]."""
         return self._gather("gather", x, indices)
 
-    def embedding(self, token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def embedding(self, token_ids: torch.Tensor, weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
         """Rows of a weight [vocab_size, hidden_size] by int32 [num_tokens]."""
-        return self._gather("embedding", weight, token_ids)
+        if isinstance(weight, torch.Tensor):
+            return self._gather("embedding", weight, token_ids)
+        n = weight.in_features
+        out = torch.empty((len(token_ids), n), dtype=weight.dtype, device=token_ids.device)
+        block = min(self.tuning.row_values, triton.next_power_of_2(n))
+        self._launch(
+            "embedding",
+            quantized_rows_kernel,
+            (len(token_ids), triton.cdiv(n, block)),
+            weight.codes,
+            weight.scales,
+            weight.offsets,
+            token_ids,
+            out,
+            **weight.constants(),
+            BLOCK=block,
+            num_warps=self._warps(block),
+        )
+        return out
 
     def _gather(self, op: str, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(len(x), -1) if len(x) else x
@@ -195,6 +214,41 @@ class TritonOps:
             n,
             BLOCK=block,
             num_warps=self._warps(block),
+        )
+        return out
+
+    # ---- quantized weights ---------------------------------------------------------------------------------
+    def quantized_linear(
+        self, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: [num_tokens, in_features]; see core/ops/packed.py."""
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        num_rows, tuning = len(x), self.tuning
+        is_few = num_rows <= 16
+        rows = 16 if is_few else min(tuning.linear_rows, triton.next_power_of_2(num_rows))
+        cols = tuning.few_cols if is_few else tuning.linear_cols
+        depth = (tuning.few_depth if is_few else tuning.linear_depth) // (2 if x.dtype.itemsize > 2 else 1)
+        out = torch.empty((num_rows, weight.out_features), dtype=x.dtype, device=x.device)
+        self._launch(
+            "linear",
+            quantized_linear_kernel,
+            (triton.cdiv(num_rows, rows), triton.cdiv(weight.out_features, cols)),
+            x,
+            weight.codes,
+            weight.scales,
+            weight.offsets,
+            bias,
+            out,
+            num_rows,
+            x.stride(0),
+            **weight.constants(),
+            BIAS=bias is not None,
+            ROWS=rows,
+            COLS=cols,
+            DEPTH=depth,
+            WIDE_DOT=self.wide_dot,
+            num_warps=tuning.linear_warps,
+            num_stages=tuning.stages,
         )
         return out
 

@@ -11,7 +11,9 @@ class Tuning:
     split_keys: keys that one program of a decode step reads; longer sequences are split, by position alone.
     row_values: values of one program of a kernel that walks over rows. expert_rows, expert_cols: the tile of a
     mixture's product, by steps of expert_depth 16-bit values; few rows an expert take tiles of 16.
-    attention_warps, decode_warps, expert_warps: warps of `lanes` threads. stages: loads in flight.
+    linear_rows, linear_cols, linear_depth: the tile of a product with a quantized weight; 16 rows or fewer take
+    tiles of few_cols by few_depth, so that a decode has programs for the whole GPU.
+    attention_warps, decode_warps, expert_warps, linear_warps: warps of `lanes` threads. stages: loads in flight.
     max_shared_bytes: shared memory that a program may use.
     """
 
@@ -26,16 +28,49 @@ class Tuning:
     expert_cols: int = 64
     expert_depth: int = 64
     expert_warps: int = 4
+    linear_rows: int = 64
+    linear_cols: int = 64
+    linear_depth: int = 64
+    linear_warps: int = 4
+    few_cols: int = 32
+    few_depth: int = 128
     stages: int = 2
     lanes: int = 32
     max_shared_bytes: int = 99 * 1024
 
 
 TUNINGS: dict[str, Tuning] = {
-    "sm_80": Tuning(name="sm_80", query_rows=128, keys=64, attention_warps=8, stages=2, max_shared_bytes=163 * 1024),
-    "sm_90": Tuning(name="sm_90", query_rows=128, keys=64, attention_warps=8, stages=3, max_shared_bytes=227 * 1024),
+    "sm_80": Tuning(
+        name="sm_80",
+        query_rows=128,
+        keys=64,
+        attention_warps=8,
+        linear_rows=128,
+        linear_warps=8,
+        stages=2,
+        max_shared_bytes=163 * 1024,
+    ),
+    "sm_90": Tuning(
+        name="sm_90",
+        query_rows=128,
+        keys=64,
+        attention_warps=8,
+        linear_rows=128,
+        linear_cols=128,
+        linear_warps=8,
+        stages=3,
+        max_shared_bytes=227 * 1024,
+    ),
     "sm_100": Tuning(
-        name="sm_100", query_rows=128, keys=64, attention_warps=8, stages=3, max_shared_bytes=227 * 1024
+        name="sm_100",
+        query_rows=128,
+        keys=64,
+        attention_warps=8,
+        linear_rows=128,
+        linear_cols=128,
+        linear_warps=8,
+        stages=3,
+        max_shared_bytes=227 * 1024,
     ),
     "gfx90a": Tuning(name="gfx90a", query_rows=64, keys=32, stages=1, lanes=64, max_shared_bytes=64 * 1024),
     "gfx942": Tuning(name="gfx942", query_rows=128, keys=64, stages=1, lanes=64, max_shared_bytes=64 * 1024),
@@ -46,6 +81,9 @@ TUNINGS: dict[str, Tuning] = {
         attention_warps=8,
         decode_warps=8,
         expert_rows=32,
+        linear_rows=32,
+        linear_depth=32,
+        few_depth=32,
         stages=1,
         max_shared_bytes=64 * 1024,
     ),

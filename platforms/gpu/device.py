@@ -13,8 +13,10 @@ from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform, RunnerConfig
 from headrace.core.runner.torch import TorchDevice
+from headrace.core.weights.quantize import Scheme
 
 from ..cpu.memory import host_memory
+from .packing import SCHEMES, packed_bytes
 from .provider import triton_provider
 from .runner import GpuRunner
 
@@ -85,6 +87,7 @@ class GpuDevice(TorchDevice):
         dtypes = ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
         caps = Caps(
             dtypes=dtypes,
+            schemes=SCHEMES,
             depth=1,
             capture="graph",
             shared_memory=self.is_emulated,
@@ -100,6 +103,10 @@ class GpuDevice(TorchDevice):
     def providers(self) -> Sequence[OpProvider]:
         """Triton's kernels; the definitions, and so the vendor's matrix library, serve the rest."""
         return (self._provider,)
+
+    def packed_bytes(self, shape: tuple[int, ...], format: str | Scheme) -> int:
+        """Bytes of a weight, to the byte."""
+        return super().packed_bytes(shape, format) if isinstance(format, str) else packed_bytes(shape, format)
 
     def memory(self) -> Memory:
         """What the driver says, less a reserve. What torch's allocator holds but does not use counts as free."""

@@ -8,6 +8,8 @@ from headrace.core.ops.sampling import keep_tokens
 from headrace.core.platform import OpContext, OpProvider
 from headrace.core.stages import Array
 
+from .packing import pack_linear
+
 if TYPE_CHECKING:
     from headrace.kernels.triton.ops import TritonOps
 
@@ -25,8 +27,8 @@ def triton_provider(arch: str, *, interpreted: bool) -> tuple[OpProvider, Mappin
     ops: dict[str, Any] = {
         **kernels.table(),
         "new_kv_cache": OpTable.new_kv_cache,
-        "pack_linear": OpTable.pack_linear,
-        "linear": OpTable.linear,
+        "pack_linear": pack_linear,
+        "linear": _Linear(kernels),
         "pack_stacked": OpTable.pack_stacked,
         "absorb_keys": OpTable.absorb_keys,
         "expand_values": OpTable.expand_values,
@@ -35,6 +37,20 @@ def triton_provider(arch: str, *, interpreted: bool) -> tuple[OpProvider, Mappin
     }
     about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
     return OpProvider(name="triton", ops=ops, declines=_declines), about
+
+
+class _Linear:
+    """`linear`: a kernel for weights in integers, the vendor's matrix library for dense ones."""
+
+    def __init__(self, kernels: "TritonOps") -> None:
+        self._kernels = kernels
+
+    def __call__(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
+        import torch
+
+        if isinstance(weight, torch.Tensor):
+            return OpTable.linear(x, weight, bias)
+        return self._kernels.quantized_linear(x, weight, bias)
 
 
 class _Attention:

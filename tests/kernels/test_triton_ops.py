@@ -18,11 +18,26 @@ import torch
 from headrace.core.ops import OpTable
 from headrace.core.ops.sampling import gumbel_noise
 from headrace.core.self_test import TOLERANCE, nmse
+from headrace.core.weights.dequantize import to_float32
+from headrace.core.weights.quantize import INT4, INT8, INT8_GROUPS, Scheme, quantize_rows
+from headrace.core.weights.source import HostTensor
 from headrace.kernels.triton.ops import LAUNCHES, TritonOps
+from headrace.kernels.triton.quantized import QuantizedWeight
 from headrace.kernels.triton.tuning import TUNINGS, Tuning, tuning_for
+from headrace.platforms.gpu.packing import pack_linear, packed_bytes
 
 TINY = Tuning(
-    name="test", query_rows=16, keys=16, split_keys=32, row_values=64, expert_rows=32, expert_cols=16, expert_depth=32
+    name="test",
+    query_rows=16,
+    keys=16,
+    split_keys=32,
+    row_values=64,
+    expert_rows=32,
+    expert_cols=16,
+    expert_depth=32,
+    linear_rows=32,
+    linear_cols=32,
+    few_cols=16,
 )
 OPS = TritonOps(TINY, wide_dot=True)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -136,6 +151,48 @@ def test_all_tokens_may_choose_one_expert() -> None:
         experts = torch.full((50, 1), expert, dtype=torch.int32)
         want = OpTable.grouped_experts(x.double(), weights.double(), experts, gate_up.double(), down.double())
         check(OPS.grouped_experts(x, weights, experts, gate_up, down), want.float(), "float32")
+
+
+# ---- quantized weights ----------------------------------------------------------------------------------------
+SCHEMES = {**INT4, "int8": INT8_GROUPS, "int8-channel": INT8}
+
+
+def quantized(rows: int, columns: int, scheme: Scheme, seed: int) -> HostTensor:
+    """A random weight as `--quantize` leaves it."""
+    numbers = values(rows, columns, seed=seed).numpy() / columns**0.5 + np.float32(0.02)
+    codes, scales, offsets = quantize_rows(numbers, scheme)
+    return HostTensor(name="weight", dtype=scheme.name, shape=codes.shape, data=codes, scales=scales, offsets=offsets)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_and_rows_of_quantized_weights(dtype: str, name: str) -> None:
+    scheme = SCHEMES[name]
+    unit = scheme.group or 7
+    for parts, num_groups in (((1,), 2), ((37, 5), 3), ((70,), 4)):
+        tensors = [quantized(rows, num_groups * unit, scheme, seed) for seed, rows in enumerate(parts)]
+        weight = pack_linear(tensors, dtype=dtype, device="cpu")
+        assert isinstance(weight, QuantizedWeight)
+        exact = torch.from_numpy(np.concatenate([to_float32(tensor) for tensor in tensors])).double()
+        held = [array for array in (weight.codes, weight.scales, weight.offsets) if array is not None]
+        assert sum(array.nbytes for array in held) == packed_bytes(tuple(exact.shape), scheme)
+        for num_tokens in (0, 1, 16, 17, 70):
+            bias = values(len(exact), seed=9) if num_tokens % 2 else None
+            wider = values(num_tokens, exact.shape[1] + 3, dtype=dtype, seed=8)
+            x = wider[:, 3:]  # rows apart, as a split leaves them
+            want = OpTable.linear(*wide(x, exact, bias)).to(x.dtype)
+            check(OPS.quantized_linear(x, weight, bias), want, dtype)
+        picked = torch.tensor([len(exact) - 1, 0, 0], dtype=torch.int32)
+        check(OPS.embedding(picked, weight), exact[picked.long()].to(DTYPES[dtype]), dtype)
+
+
+def test_what_the_kernels_do_not_take_is_dense() -> None:
+    dense = HostTensor(name="weight", dtype="float32", shape=(3, 32), data=values(3, 32).numpy())
+    mixed = [quantized(3, 64, INT8, 0), quantized(2, 64, INT8_GROUPS, 1)], [quantized(3, 32, INT8, 0), dense]
+    odd = [quantized(3, 36, Scheme(name="int8", group=12), 0)]
+    for tensors in (*mixed, odd, [dense]):
+        weight = pack_linear(tensors, dtype="float32", device="cpu")
+        assert torch.equal(weight, torch.from_numpy(np.concatenate([to_float32(tensor) for tensor in tensors])))
 
 
 # ---- attention ----------------------------------------------------------------------------------------------

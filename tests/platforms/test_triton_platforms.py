@@ -1,6 +1,7 @@
 """GPU platforms without a GPU: honest detection from fake system files, and the kernels' own path when emulated."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from headrace.platforms.cuda.detect import probe_driver
 from headrace.platforms.gpu.torch_build import TorchBuild, installed_torch, software_gap
 from headrace.platforms.rocm import detect as rocm
 from headrace.platforms.xpu import detect as xpu
+from tiny_checkpoints import save_tiny
 
 PROGRAM = """
 import json
@@ -66,6 +68,42 @@ def test_an_emulated_gpu_launches_its_kernels(name: str, tuning: str) -> None:
         "sample": 1,
         "sample.best": 1,
     }
+
+
+QUANTIZED = """
+import json
+import torch
+
+torch.set_num_threads(1)
+from headrace import LLM, SamplingParams
+from headrace.kernels.triton.ops import LAUNCHES
+
+options = dict(dtype="float32", skip_tokenizer_init=True, threads=1, max_model_len=64, kv_memory="8MiB")
+prompts = [{"prompt_token_ids": [3 + 7 * i % 90 for i in range(length)]} for length in (1, 20, 5)]
+found = {}
+for quantize in SCHEMES:
+    for device in ("reference", "cuda:emulated"):
+        with LLM(MODEL, device=device, quantize=quantize, **options) as llm:
+            outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+            found[quantize, device] = [output.outputs[0].token_ids for output in outputs]
+    assert found[quantize, device] == found[quantize, "reference"], found
+    assert quantize != "int4" or found[quantize, device] != found[None, device], "quantization changed nothing"
+    assert (LAUNCHES["linear"] > 0) == (quantize is not None)
+    LAUNCHES.clear()
+print(json.dumps(len(found)))
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install 'headrace[cuda]'")
+def test_quantized_weights_give_the_tokens_of_the_definitions(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "llama", hidden_size=64, intermediate_size=96, num_hidden_layers=2)
+    program = f"MODEL = {str(tmp_path)!r}\nSCHEMES = (None, 'int4', 'int8')\n{QUANTIZED}"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1]) == 6
 
 
 def test_what_torch_was_built_for_is_read_from_its_files(tmp_path: Path) -> None:
