@@ -49,14 +49,22 @@ def whisper_base(folder: Path) -> Path:
         "is_multilingual": True, "lang_to_id": languages, "max_initial_timestamp_index": 50, "max_length": 448,
         "no_timestamps_token_id": ids["<|notimestamps|>"], "prev_sot_token_id": ids["<|startofprev|>"],
         "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")},
-        "return_timestamps": False,
+        "return_timestamps": False, "alignment_heads": stated["alignment_heads"],
+        # As published. Without it, generate leaves the task out of the prompt of a detected language, and the
+        # model, which was never trained so, repeats its first word.
+        "forced_decoder_ids": [[1, None], [2, ids["<|transcribe|>"]]],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(dict(CONFIG)))
     (folder / "generation_config.json").write_text(json.dumps(generation))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "WhisperTokenizerFast", "eos_token": "<|endoftext|>", "unk_token": ""})
-    )
+    settings = {
+        "tokenizer_class": "WhisperTokenizerFast", "eos_token": "<|endoftext|>", "unk_token": "",
+        # transformers counts timestamps from behind the last of these.
+        "additional_special_tokens": sorted(
+            (name for name, token in ids.items() if token <= ids["<|notimestamps|>"]), key=ids.__getitem__
+        ),
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     extractor = {
         "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80, "hop_length": 160, "n_fft": 400,
         "chunk_length": 30, "sampling_rate": 16000, "padding_value": 0.0, "return_attention_mask": False,
