@@ -28,11 +28,14 @@ def read_audio(source: str | Path | bytes) -> FloatArray:
             data = Path(source).read_bytes()
         except OSError as error:
             raise RequestError(f"{name} cannot be read: {error.strerror}", code="invalid_audio") from error
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        found = _read_wav(data, name)
-        if found is not None:
-            return resample(*found)
-    return _read_other(data, name)
+    if not data:
+        raise RequestError(f"{name} is empty", code="invalid_audio")
+    is_wav = data[:4] == b"RIFF" and data[8:12] == b"WAVE"
+    found = _read_wav(data, name) if is_wav else None
+    samples = _read_other(data, name) if found is None else resample(*found)
+    if not np.isfinite(samples).all():
+        raise RequestError(f"{name} holds samples that are NaN or infinite", code="invalid_audio")
+    return samples
 
 
 def resample(samples: npt.NDArray[Any], rate: int) -> FloatArray:
@@ -114,7 +117,7 @@ def _read_other(data: bytes, name: str) -> FloatArray:
             samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
             return resample(samples, rate)
         except soundfile.LibsndfileError as error:
-            reasons.append(f"soundfile: {error}")
+            reasons.append(f"soundfile: {error.error_string}")
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
         reasons.append("ffmpeg is not installed")
@@ -127,5 +130,6 @@ def _read_other(data: bytes, name: str) -> FloatArray:
         else:
             if done.returncode == 0 and done.stdout:
                 return np.frombuffer(done.stdout, "<f4").astype(np.float32)
-            reasons.append(f"ffmpeg: {done.stderr.decode(errors='replace').strip()[:200]}")
+            said = done.stderr.decode(errors="replace").splitlines() or ["no samples"]
+            reasons.append(f"ffmpeg: {said[-1].strip()[:200]}")
     raise RequestError(f"{name} cannot be decoded ({'; '.join(reasons)})", code="invalid_audio", remedies=REMEDIES)

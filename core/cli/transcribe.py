@@ -12,7 +12,7 @@ from .start import start_llm
 
 @click.command()
 @click.argument("model")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(dir_okay=False))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(exists=True, dir_okay=False))
 @click.option("--language", help="Of the speech, a code such as de; without it, found by listening.")
 @click.option("--translate", is_flag=True, help="Into English.")
 @click.option("--prompt", default="", help="Text that might have come before: names and spellings.")

@@ -34,15 +34,20 @@ async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
     try:
         value: T = decoder.decode(body)
     except msgspec.ValidationError as error:
-        text = str(error)
-        found = _PATH.search(text)
-        param = re.split(r"[.\[]", found[1])[0] if found and found[1] else None
-        if param is None and (missing := re.search(r"required field `(\w+)`", text)):
-            param = missing[1]
-        raise ApiError(400, text, code="invalid_request", param=param) from None
+        raise invalid_fields(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     return value
+
+
+def invalid_fields(error: msgspec.ValidationError) -> ApiError:
+    """The error for a request whose fields are not of their types, with the name of the field."""
+    text = str(error)
+    found = _PATH.search(text)
+    param = re.split(r"[.\[]", found[1])[0] if found and found[1] else None
+    if param is None and (missing := re.search(r"required field `(\w+)`", text)):
+        param = missing[1]
+    return ApiError(400, text, code="invalid_request", param=param)
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:

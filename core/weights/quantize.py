@@ -59,11 +59,13 @@ def scheme_of(param: Param, quantization: str) -> Scheme | None:
 
     int8 has a scale for each 32 columns, and so have the activations where a device rounds them; with one for a
     whole row (int8-channel) a few large activations leave little of the others. What is sensitive keeps 8 bits, and
-    so does the table of the vocabulary, from which every token's logits come.
+    so does the table of the vocabulary, from which every token's logits come. Raises WeightError for columns that no
+    group divides.
     """
     if quantization == "none" or not param.quantizable:
         return None
     if quantization in INT4 and param.shard != "vocab" and not param.is_sensitive:
+        check_columns(param.name, param.shape[-1], INT4[quantization])
         return INT4[quantization]
     has_groups = quantization != "int8-channel" and param.shape[-1] % INT8_GROUPS.group == 0
     return INT8_GROUPS if has_groups else INT8
@@ -111,14 +113,7 @@ class QuantizedParams:
         if tensor.is_blocked or tensor.scales is not None or tensor.dtype.startswith("float8"):
             raise already_quantized(name, tensor.dtype, file)
         num_rows, cols = tensor.shape
-        if scheme.group and cols % scheme.group:
-            fitting = [other for other, its in INT4.items() if cols % its.group == 0]
-            raise WeightError(
-                f"{file}: tensor {name} has {cols} columns, which groups of {scheme.group} do not divide",
-                file=file,
-                tensor=name,
-                remedies=[f"--quantize {other}" for other in (*fitting[:1], "int8")],
-            )
+        check_columns(name, cols, scheme, file)  # a part of a row may be what no group divides
         codes = np.empty((num_rows, cols), np.int8 if scheme.name == "int8" else np.uint8)
         scales = np.empty((num_rows, cols // scheme.group if scheme.group else 1), np.float32)
         offsets = np.empty_like(scales) if scheme.name == "int4" else None
@@ -132,6 +127,20 @@ class QuantizedParams:
             if not np.isfinite(scales[part]).all():
                 raise not_finite(name, file)
         return replace(tensor, dtype=scheme.name, data=codes, scales=scales, offsets=offsets)
+
+
+def check_columns(name: str, cols: int, scheme: Scheme, file: str = "") -> None:
+    """Raise WeightError for a weight whose rows are not whole groups."""
+    if not scheme.group or cols % scheme.group == 0:
+        return
+    fitting = [other for other, its in INT4.items() if cols % its.group == 0]
+    raise WeightError(
+        f"{file}: tensor {name}".removeprefix(": ")
+        + f" has {cols} columns, which groups of {scheme.group} do not divide",
+        file=file,
+        tensor=name,
+        remedies=[f"--quantize {other}" for other in (*fitting[:1], "int8")],
+    )
 
 
 def already_quantized(name: str, dtype: str, file: str) -> WeightError:

@@ -85,7 +85,7 @@ class ResponseStore:
         while len(self._kept) > self._max_responses or (self.num_bytes > self._max_bytes and len(self._kept) > 1):
             self._forget(next(self._idle()))
 
-    def get(self, user: str, response_id: str) -> StoredResponse:
+    def get(self, user: str, response_id: str, param: str = "response_id") -> StoredResponse:
         """A response of this user. Raises ApiError 404."""
         stored = self._kept.get(response_id)
         if stored is None or stored.user != user:
@@ -94,7 +94,7 @@ class ResponseStore:
                 f"no response {response_id!r:.100}: it was never stored, was deleted, or is too old (the last "
                 f"{self._max_responses} responses are kept, {self._max_bytes / 2**20:.0f} MiB in all)",
                 code="response_not_found",
-                param="response_id",
+                param=param,
             )
         self._kept.move_to_end(response_id)
         return stored

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -19,7 +19,7 @@ from ...audio.whisper import Answer, Question, Task, Transcriber, Transcription,
 from ..api_errors import ApiError, ClientGone
 from ..frames import Output
 from ..generation import Generation
-from ..http import EventStream, JsonResponse, read_body, watched
+from ..http import EventStream, JsonResponse, invalid_fields, read_body, watched
 from ..protocol.audio import (
     DurationUsage,
     TranscriptionEvent,
@@ -140,8 +140,8 @@ async def _read_form(request: Request, max_bytes: int) -> tuple[TranscriptionReq
 
     try:
         form = await Request(request.scope, receive).form(max_files=1, max_fields=32)
-    except MultiPartException as error:
-        raise ApiError(400, f"the form cannot be read: {error}", code="invalid_form") from None
+    except HTTPException as error:
+        raise ApiError(400, f"the form cannot be read: {error.detail}", code="invalid_form") from None
     except Exception as error:
         raise ApiError(400, "send a multipart form with a file", code="invalid_form") from error
     upload = form.get("file")
@@ -158,7 +158,7 @@ async def _read_form(request: Request, max_bytes: int) -> tuple[TranscriptionReq
     try:
         return msgspec.convert(fields, TranscriptionRequest, strict=False), data
     except msgspec.ValidationError as error:
-        raise ApiError(400, str(error), code="invalid_request") from None
+        raise invalid_fields(error) from None
 
 
 def _as_answer(question: Question, output: Output) -> Answer:

@@ -134,6 +134,10 @@ def _check(body: ResponsesRequest) -> None:
         raise RequestError("n: one request makes one response", code="unsupported_parameter")
     if body.background and body.store is False:
         raise RequestError("background needs store: there is nobody else to give it to", code="invalid_request")
+    if body.max_output_tokens is not None and body.max_output_tokens < 0:
+        raise RequestError(
+            f"max_output_tokens must not be negative, got {body.max_output_tokens}", code="invalid_sampling_params"
+        )
     if body.metadata and len(body.metadata) > _MAX_METADATA:
         raise RequestError(
             f"metadata has {len(body.metadata)} keys; {_MAX_METADATA} are allowed", code="invalid_request"
@@ -147,7 +151,7 @@ def _history(server: "Server", user: str, body: InputFields) -> list[dict[str, A
     """All items that the response goes on from. Raises RequestError or ApiError."""
     items: list[dict[str, Any]] = []
     if body.previous_response_id:
-        previous = server.responses.get(user, body.previous_response_id)
+        previous = server.responses.get(user, body.previous_response_id, "previous_response_id")
         if previous.response.status in ("in_progress", "queued"):
             raise RequestError(
                 f"previous_response_id: {body.previous_response_id} is not done yet", code="response_not_done"

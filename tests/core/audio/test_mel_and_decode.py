@@ -82,8 +82,13 @@ def test_flac_through_soundfile(tmp_path: Path) -> None:
 
 
 def test_what_is_no_sound_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="cannot be decoded"):
+    with pytest.raises(RequestError, match="cannot be decoded") as info:
         read_audio(b"this is text")
+    assert "BytesIO" not in info.value.reason and "\n" not in info.value.reason
+    with pytest.raises(RequestError, match="the audio is empty"):
+        read_audio(b"")
+    with pytest.raises(RequestError, match="NaN or infinite"):
+        read_audio(wav(np.array([0.0, np.nan], "<f4").tobytes(), code=3, bits=32))
     with pytest.raises(RequestError, match="without sound"):
         read_audio(b"RIFF\0\0\0\0WAVEfmt ")
     with pytest.raises(RequestError, match="cannot be read: No such file"):

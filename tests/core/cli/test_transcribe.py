@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from headrace.core.cli.transcribe import command
@@ -20,3 +21,9 @@ def test_text_and_segments_of_a_file(tmp_path: Path) -> None:
     subtitles = CliRunner().invoke(command, [*arguments, "--format", "vtt"], catch_exceptions=False)
     assert subtitles.stdout.startswith("WEBVTT\n\n00:00:")
     assert subtitles.stdout.count(" --> ") == len(entry["segments"])
+
+
+@pytest.mark.parametrize(("name", "said"), [("none.wav", "does not exist"), ("", "is a directory")])
+def test_a_wrong_path_is_told_before_a_model_is_loaded(tmp_path: Path, name: str, said: str) -> None:
+    result = CliRunner().invoke(command, ["no/model", str(tmp_path / name)])
+    assert result.exit_code == 2 and said in result.output

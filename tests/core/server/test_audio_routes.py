@@ -82,6 +82,13 @@ def test_wrong_forms_are_refused(listening: tuple[Any, LLM, str]) -> None:
         audio.transcriptions.create(model="other", file=("a.wav", SHORT))
     missing = httpx.post(f"{url}/v1/audio/transcriptions", files={"sound": b"x"})
     assert missing.status_code == 400 and "no file" in missing.text
+    for field, value in (("temperature", "hot"), ("stream", "maybe"), ("response_format", "pdf")):
+        wrong = httpx.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", SHORT)}, data={field: value})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == field
+    twice = httpx.post(
+        f"{url}/v1/audio/transcriptions", files=[("file", ("a.wav", SHORT)), ("file", ("b.wav", SHORT))]
+    )
+    assert twice.status_code == 400 and "Too many files" in twice.json()["error"]["message"]
     plain = httpx.post(f"{url}/v1/audio/transcriptions", json={"model": "tiny"})
     assert plain.status_code == 400 and "form" in plain.text
     listens_only = httpx.post(f"{url}/v1/completions", json={"prompt": "a fox"})

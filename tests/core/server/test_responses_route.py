@@ -163,13 +163,18 @@ def test_a_form_of_the_text(random_client: openai.OpenAI) -> None:
         ({"input": [{"type": "computer_call"}]}, "invalid_input"),
         ({"input": [{"id": "msg_1"}]}, "item_not_found"),
         ({"input": "x", "metadata": {"a": 1}}, "invalid_request"),
+        ({"input": "x", "max_output_tokens": -1}, "invalid_sampling_params"),
+        ({"input": "x", "previous_response_id": "resp_none"}, "response_not_found"),
     ],
 )
 def test_errors(server: LiveServer, body: dict[str, Any], code: str) -> None:
     for stream in (False, True):
         response = server.post("/v1/responses", {**body, "stream": stream})
-        assert response.status_code == (404 if code == "item_not_found" else 400), response.text
-        assert response.json()["error"]["code"] == code
+        assert response.status_code == (404 if code.endswith("_not_found") else 400), response.text
+        error = response.json()["error"]
+        assert error["code"] == code
+        for name in {"max_output_tokens", "previous_response_id"} & set(body):
+            assert error["param"] == name  # in the words of this route, not of the engine
 
 
 def test_truncation_drops_the_oldest_turns(server: LiveServer, llm: LLM) -> None:

@@ -143,6 +143,9 @@ def test_columns_that_no_group_divides() -> None:
         _quantized(_weight(cols=24), "int4")
     assert info.value.remedies == ("--quantize int8",)
     assert _quantized(_weight(cols=24), "int8").group == 24  # of a row too short for groups
+    declared = Param(name="up_proj", shape=(8, 24), kind="linear", quantizable=True)
+    with pytest.raises(WeightError, match="^tensor up_proj has 24 columns"):  # before a byte is planned or read
+        scheme_of(declared, "int4")
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
