@@ -9,6 +9,7 @@ import numpy as np
 from headrace.core.ops import OpTable
 from headrace.core.self_test import TOLERANCE, nmse
 from headrace.core.weights.dequantize import to_float32
+from headrace.core.weights.quantize import INT4, INT8, INT8_GROUPS, quantize_rows
 from headrace.core.weights.source import HostTensor
 
 from . import state_cases
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 ROWS = (0, 1, 3, 17, 130)
 """Token counts: none, one, odd, across a vector's end, large."""
 WIDTHS = (1, 7, 64, 576)
+QUANTIZED = {"int8": INT8_GROUPS, "int8-channel": INT8, **{name: INT4[name] for name in ("int4", "int4-sym")}}
+"""Weights as `--quantize` leaves them."""
 
 
 # ---- the cases of each op -----------------------------------------------------------------------------------
@@ -306,6 +309,12 @@ def _flat(value: Any) -> list[Any]:
 # ---- ops that need their own way ----------------------------------------------------------------------------
 def _host_tensor(rng: Rng, rows: int, columns: int, dtype: str) -> HostTensor:
     values = (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
+    if dtype in QUANTIZED:
+        scheme = QUANTIZED[dtype]
+        codes, code_scales, offsets = quantize_rows(values, scheme)
+        return HostTensor(
+            name="weight", dtype=scheme.name, shape=values.shape, data=codes, scales=code_scales, offsets=offsets
+        )
     if dtype == "q8_0":
         blocks = np.empty((rows, columns // 32, 34), np.uint8)
         scales = rng.uniform(0.001, 0.01, (rows, columns // 32, 1)).astype(np.float16)
@@ -331,9 +340,11 @@ def _check_linear(dtype: str, subject: Subject) -> str:
     need_definitions()
     import torch
 
-    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    ops = subject.ops(dtype)
     count, worst = 0, 0.0
-    for stored in ("float32", "bfloat16", "float16", "q8_0"):
+    kept = subject.device.caps.schemes
+    for stored in ("float32", "bfloat16", "float16", "q8_0", *QUANTIZED):
+        rng = np.random.default_rng(0)
         for rows, columns in (((1,), 32), ((7, 64, 3), 96), ((300,), 1056)):
             tensors = [_host_tensor(rng, part, columns, stored) for part in rows]
             weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
@@ -346,7 +357,7 @@ def _check_linear(dtype: str, subject: Subject) -> str:
                     expected = expected + torch.from_numpy(bias.array.astype(np.float64))
                 what = f"{stored} [{sum(rows)}, {columns}] x {num_tokens} tokens"
                 # A kernel that multiplies quantized blocks may quantize the activations to 8 bits too.
-                allowed = max(TOLERANCE[dtype], 5e-4 if stored in subject.device.caps.schemes else 0)
+                allowed = max(TOLERANCE[dtype], 5e-4 if stored.partition("-")[0] in kept else 0)
                 worst = max(worst, compare(to_numpy(ops, result), expected.numpy(), allowed, what))
                 count += 1
     return f"{count} cases, worst error {worst:.1e}"
@@ -357,7 +368,7 @@ def _check_embedding(dtype: str, subject: Subject) -> str:
     import torch
 
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
-    for stored in ("float32", "bfloat16", "q8_0"):
+    for stored in ("float32", "bfloat16", "q8_0", *QUANTIZED):
         tensors = [_host_tensor(rng, 77, 96, stored)]
         weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
         for num_tokens in ROWS:
@@ -365,7 +376,7 @@ def _check_embedding(dtype: str, subject: Subject) -> str:
             result = to_numpy(ops, ops.embedding(ops.to_device(token_ids), weight))
             expected = _rounded(tensors, dtype)[torch.from_numpy(token_ids).long()]
             compare(result, expected.numpy(), TOLERANCE[dtype], f"{stored}, {num_tokens} tokens")
-    return "3 stored dtypes"
+    return f"{3 + len(QUANTIZED)} stored dtypes"
 
 
 def _check_upload(dtype: str, subject: Subject) -> str:
