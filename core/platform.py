@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -194,6 +195,15 @@ class Pending(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedOp:
+    """One call of an op for a clock. run: the call; returns what it computes, or None if that is done by then.
+    idle: all that `run` does beside the op, if that can be told apart."""
+
+    run: Callable[[], Any]
+    idle: Callable[[], Any] | None = None
+
+
 class Runner(ABC):
     """One model on one rank: everything above talks to hardware through these methods only.
 
@@ -240,6 +250,10 @@ class Runner(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free everything; may be called twice."""
+
+    def prepare_op(self, op: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> PreparedOp:
+        """A call of the op table's `op`, ready to be repeated. Raises Unsupported."""
+        return PreparedOp(run=partial(getattr(self.ops, op), *arguments, **options))
 
     # Optional: canonical host layout is [n, layers, 2, block_size, num_kv_heads, head_dim].
     def read_blocks(self, group: int, block_ids: Sequence[int]) -> Any:

@@ -180,6 +180,78 @@ def startup(
     print_table(("engine", "run", *columns), rows, numbers=columns)
 
 
+@command.command()
+@click.argument("model", default=None, required=False)
+@click.option("--op", "wanted", multiple=True, metavar="NAME", help="Only this op; may be repeated.")
+@click.option(
+    "--shapes",
+    default="model",
+    show_default=True,
+    metavar="model|FILE",
+    help='Decodes and prefills of the model; a JSON list of {"num_seqs", "num_tokens", "context"}.',
+)
+@click.option("--min-time", default=0.1, show_default=True, type=click.FloatRange(0), help="Seconds for each call.")
+@click.option("--output", metavar="FILE", help="Write the JSON object here as well.")
+@click.option("--png", metavar="FILE", help="Draw a roofline (needs the extra `bench`).")
+@engine_options
+@json_option
+def ops(
+    model: str | None,
+    wanted: tuple[str, ...],
+    shapes: str,
+    min_time: float,
+    output: str | None,
+    png: str | None,
+    flags: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Each op of a device's table by itself, at the shapes of a model's steps: time, GB/s, GFLOP/s.
+
+    An op whose call is repeated goes round the weights and caches of all layers. Bytes count what must be read and
+    written once.
+    """
+    config = engine_config(flags, model=model)
+    if png:
+        from .bench_plot import require_matplotlib
+
+        require_matplotlib()
+
+    from .bench_ops import LOADS, measure_ops, read_loads
+
+    loads = LOADS if shapes == "model" else read_loads(Path(shapes))
+    result = measure_ops(config, loads=loads, wanted=wanted, min_time_s=min_time)
+    if output:
+        write_json(Path(output), result)
+    if png:
+        from .bench_plot import draw_ops
+
+        draw_ops(result, Path(png))
+    if as_json:
+        print_json(result)
+        return
+    click.echo(f"{result['model']} on {result['device']}, {result['dtype']}\n")
+    rows = [
+        (
+            row["op"],
+            row["load"],
+            row["shape"],
+            str(row["calls"]),
+            f"{1e6 * row['seconds']:.1f}",
+            *("-" if not row[name] else _number(row[name]) for name in ("gb_per_s", "gflop_per_s")),
+        )
+        for row in result["ops"]
+    ]
+    columns = ("calls", "us", "GB/s", "GFLOP/s")
+    print_table(("op", "load", "shape", *columns), rows, numbers=columns)
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for entry in result["not_timed"]:
+        by_reason.setdefault((entry["load"] or "all", entry["reason"]), []).append(entry["op"])
+    if by_reason:
+        click.echo("\nnot timed")
+        table = [(load, ", ".join(names), reason) for (load, reason), names in by_reason.items()]
+        print_table(("load", "ops", "reason"), table)
+
+
 _FIGURES = {
     "requests": ("requests",),
     "tokens/s": ("output_tokens_per_s",),

@@ -56,3 +56,40 @@ def draw_serve(result: Mapping[str, Any], path: Path) -> None:
         axes.legend(fontsize=8)
     figure.suptitle(" / ".join(dict.fromkeys(result["models"].values())), fontsize=11)
     save_figure(figure, path)
+
+
+def draw_ops(result: Mapping[str, Any], path: Path) -> None:
+    """Of `bench ops`: a roofline. Each call by its operations per byte and the rate it reached; the roof is made of
+    the highest bandwidth and the highest rate among them."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in result["ops"] if row["intensity"]]
+    figure = Figure(figsize=(8, 5.5), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xscale="log", yscale="log", xlabel="operations per byte", ylabel="GFLOP/s")
+    axes.grid(which="both", alpha=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    if rows:
+        bandwidth, peak = (max(row[name] for row in rows) for name in ("gb_per_s", "gflop_per_s"))
+        low, high = (pick(row["intensity"] for row in rows) for pick in (min, max))
+        knee = peak / bandwidth
+        places = [min(low, knee) / 2, knee, 2 * max(high, knee)]
+        axes.plot(
+            places,
+            [bandwidth * places[0], peak, peak],
+            color="0.5",
+            label=f"best here: {bandwidth:.0f} GB/s, {peak:.0f} GFLOP/s",
+        )
+        markers = dict(zip(dict.fromkeys(row["op"] for row in rows), "os^vDP*X<>hp" * len(rows), strict=False))
+        loads = {load: f"C{number}" for number, load in enumerate(dict.fromkeys(row["load"] for row in rows))}
+        for row in rows:
+            axes.plot(
+                row["intensity"], row["gflop_per_s"], markers[row["op"]], color=loads[row["load"]], markersize=5
+            )
+        for op, marker in markers.items():
+            axes.plot([], [], marker, color="0.3", label=op)
+        for load, colour in loads.items():
+            axes.plot([], [], "s", color=colour, label=load)
+        axes.legend(fontsize=7, loc="lower right")
+    axes.set_title(f"{result['model']} on {result['device']}, {result['dtype']}", fontsize=11)
+    save_figure(figure, path)

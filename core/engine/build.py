@@ -226,7 +226,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         )
         runner_config = replace(runner_config, max_model_len=capacity.max_model_len)
         started_s = time.monotonic()
-        _load(config, model, dtype.value, runner.load, device.quantizer())
+        load_params(config, model, dtype.value, runner.load, device.quantizer())
         load_s = time.monotonic() - started_s
         processors = _processors(plugins)
         ends = tokenizer.end_token_ids if tokenizer is not None else ()
@@ -332,13 +332,14 @@ def load_grammars(
     return None if compiler is None else GrammarCache(compiler)
 
 
-def _load(
+def load_params(
     config: EngineConfig,
     model: Model,
     dtype: str,
     load: Callable[[ParamSource], None],
     quantizer: Quantizer | None,
 ) -> None:
+    """Give the model's weights, or random ones, quantized if that is asked for, to `load`."""
     params, quantization = declare_params(model.spec), config.model.quantize
 
     def load_quantized(source: ParamSource) -> None:

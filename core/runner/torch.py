@@ -28,11 +28,11 @@ from ..stages import (
     StepOutput,
 )
 from ..units import format_bytes
-from ..weights.dequantize import to_float32
-from ..weights.source import HostTensor, LoadedParam, ParamSource
+from ..weights.source import ParamSource
 from .caches import new_caches
 from .done import Done
 from .packed import cut, join, pack
+from .params import put_param
 from .step import StepArrays, prompt_logprobs, prompt_pieces, run_step
 
 
@@ -80,7 +80,9 @@ class TorchRunner(Runner):
         """Pack or upload each declared parameter as it comes from the checkpoint."""
         with memory_errors("weights"), torch.inference_mode():
             for loaded in params:
-                self._params[loaded.param.name] = self._put(loaded)
+                self._params[loaded.param.name] = put_param(
+                    self.ops, loaded, dtype=self.config.dtype, device=self.device.torch_device
+                )
 
     def kv_plan(self) -> KVPlan:
         """Bytes of one block: keys and values of all layers of a group in the model's dtype."""
@@ -201,20 +203,6 @@ class TorchRunner(Runner):
         """Drop parameters and caches."""
         self._params.clear()
         self._kv = self._last_tokens = None
-
-    def _put(self, loaded: LoadedParam) -> Array:
-        if loaded.param.kind in ("linear", "embedding"):
-            return self.ops.pack_linear(loaded.tensors, dtype=self.config.dtype, device=self.device.torch_device)
-        if loaded.param.kind == "stacked":
-            return self.ops.pack_stacked(
-                loaded.tensors,
-                num_stacked=loaded.param.num_stacked,
-                dtype=self.config.dtype,
-                device=self.device.torch_device,
-            )
-        values = np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
-        tensor = HostTensor(name=loaded.param.name, dtype="float32", shape=values.shape, data=values)
-        return self.ops.upload(tensor, dtype="float32", device=self.device.torch_device)
 
     def _prompt_logprobs(self, batch: PromptLogprobsBatch | None, hidden_states: Array) -> list[Array]:
         """(chosen, ranks, top ids, top values) on the device, computed a few rows at a time."""

@@ -1,11 +1,11 @@
 """The native records as a table of ops over numpy arrays: each call traces, lowers and runs a program of one op.
 
-A model runs from its own program and never comes here; the conformance kit and `doctor` reach through this table
-what that program is made of. bfloat16 arrays are their bit patterns in uint16.
+A model runs from its own program and never comes here; the conformance kit, `doctor` and `bench ops` reach through
+this table what that program is made of. bfloat16 arrays are their bit patterns in uint16.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from headrace.core.errors import Unsupported
 from headrace.core.ops import OpTable, Selection, op_names
 from headrace.core.ops.table import DEFINITION
+from headrace.core.platform import PreparedOp
 from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.source import HostTensor
 from headrace.kernels.cpu import _ops
@@ -114,6 +115,21 @@ NATIVE_OPS = frozenset(
 """Every op that a native program can be made of."""
 
 
+def prepare_native_op(dtype: str, op: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> PreparedOp | None:
+    """A program of one op, ready to run, and one that only loads its activations; None for what is no record.
+
+    Raises Unsupported.
+    """
+    if op not in _NUM_VALUES:
+        return None
+    if op == "gather":
+        x, *rest = arguments
+        arguments = [x.reshape(len(x), math.prod(x.shape[1:])), *rest]
+    call, results = _trace_op(op, dtype, arguments, options)
+    values = [] if isinstance(results, CacheRef) else [results] if isinstance(results, Value) else list(results)
+    return PreparedOp(run=call.prepare(values)[1], idle=call.prepare_loads())
+
+
 def native_selections() -> tuple[Selection, ...]:
     """Who serves each op on this platform."""
     reason = "no native form; a model that needs this op runs in torch"
@@ -160,18 +176,23 @@ def _gather(dtype: str, x: Numpy, indices: Numpy) -> Numpy:
 
 def _run_op(op: str, dtype: str, /, *arguments: Any, **options: Any) -> Any:
     """What one op returns: a program that loads its activations and has its record runs, and is read."""
+    call, results = _trace_op(op, dtype, arguments, options)
+    if isinstance(results, CacheRef):
+        call.run([])
+        return arguments[0]
+    arrays = call.run([results] if isinstance(results, Value) else list(results))
+    return arrays[0] if isinstance(results, Value) else tuple(arrays)
+
+
+def _trace_op(op: str, dtype: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> "tuple[_Call, Any]":
+    """A call that has been traced, and what the tracer returned. Raises Unsupported."""
     call = _Call(op, dtype)
     operands = [call.operand(argument) for argument in arguments]
     named = {name: call.operand(value) for name, value in options.items()}
     try:
-        results = getattr(call.tracer, op)(*operands, **named)
-        if isinstance(results, CacheRef):
-            call.run([])
-            return arguments[0]
-        arrays = call.run([results] if isinstance(results, Value) else list(results))
+        return call, getattr(call.tracer, op)(*operands, **named)
     except UntraceableOp as error:
         raise Unsupported(str(error)) from error
-    return arrays[0] if isinstance(results, Value) else tuple(arrays)
 
 
 class _Call:
@@ -213,24 +234,48 @@ class _Call:
 
     def run(self, results: list[Value]) -> list[Numpy]:
         """Run the program and read values from it."""
+        program, run = self.prepare(results)
+        run()
+        arrays = [program.read(value, self._num_rows_of(value)) for value in results]
+        return [
+            array.reshape(len(array), value.cols // value.head_dim, value.head_dim) if value.head_dim else array
+            for array, value in zip(arrays, results, strict=True)
+        ]
+
+    def prepare(self, results: list[Value]) -> tuple[NativeProgram, Callable[[], None]]:
+        """The program, and its run. Raises Unsupported."""
+        return self._program(tuple(self.tracer.instructions), results or self._loaded)
+
+    def prepare_loads(self) -> Callable[[], None] | None:
+        """The run of a program that only loads the activations; None if there are none."""
+        if not self._loaded:
+            return None
+        return self._program(tuple(self.tracer.instructions[: len(self._loaded)]), self._loaded)[1]
+
+    def _program(
+        self, instructions: tuple[Instruction, ...], results: list[Value]
+    ) -> tuple[NativeProgram, Callable[[], None]]:
         trace = Trace(
-            instructions=tuple(self.tracer.instructions),
+            instructions=instructions,
             num_buffers=self.tracer.num_buffers,
-            hidden_states=(results or self._loaded)[0],
-            logits=(results or self._loaded)[-1],
+            hidden_states=results[0],
+            logits=results[-1],
         )
         batch = self._whole_batch()
-        num_rows = {"tokens": len(batch["input_ids"]), "logits": len(batch["logits_indices"])}
-        program = NativeProgram(
-            trace,
-            self._weights,
-            self._vectors,
-            self._caches,
-            max_tokens=max(1, num_rows["tokens"]),
-            max_logits=max(1, num_rows["logits"]),
-            quantize_x=frozenset(self._rounds_x),
-        )
-        program.run(
+        try:
+            program = NativeProgram(
+                trace,
+                self._weights,
+                self._vectors,
+                self._caches,
+                max_tokens=max(1, len(batch["input_ids"])),
+                max_logits=max(1, len(batch["logits_indices"])),
+                quantize_x=frozenset(self._rounds_x),
+            )
+        except UntraceableOp as error:
+            raise Unsupported(str(error)) from error
+        return program, partial(
+            program.run,
             batch["input_ids"],
             batch["positions"],
             batch["query_start_loc"],
@@ -240,11 +285,10 @@ class _Call:
             batch["logits_indices"],
             self._batch.get("rope_rows"),
         )
-        arrays = [program.read(value, num_rows[value.rows]) for value in results]
-        return [
-            array.reshape(len(array), value.cols // value.head_dim, value.head_dim) if value.head_dim else array
-            for array, value in zip(arrays, results, strict=True)
-        ]
+
+    def _num_rows_of(self, value: Value) -> int:
+        batch = self._whole_batch()
+        return len(batch["input_ids"] if value.rows == "tokens" else batch["logits_indices"])
 
     def _load(self, array: Numpy) -> Value:
         """Rows of an array as activations: a weight of the same dtype, looked up row by row."""

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,7 +14,7 @@ from headrace.core.config import DTYPES
 from headrace.core.errors import OutOfMemory
 from headrace.core.kv.groups import group_of_layer
 from headrace.core.ops import Selection
-from headrace.core.platform import KVPlan, Memory, Runner, RunnerConfig
+from headrace.core.platform import KVPlan, Memory, PreparedOp, Runner, RunnerConfig
 from headrace.core.runner.done import Done
 from headrace.core.runner.step import prompt_pieces
 from headrace.core.sampling.sampler import sample_step
@@ -32,7 +32,7 @@ from headrace.kernels.cpu import _ops
 
 from ..memory import HUGE_PAGE_BYTES, host_memory, huge_page_bytes
 from .arena import plan_arena
-from .ops import native_ops, native_selections
+from .ops import native_ops, native_selections, prepare_native_op
 from .parts import is_separable, part_name, separate
 from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
@@ -79,6 +79,11 @@ class NativeRunner(Runner):
     def op_selections(self) -> Sequence[Selection]:
         """Which ops have a native form."""
         return native_selections()
+
+    def prepare_op(self, op: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> PreparedOp:
+        """Its record in a program of its own, built beforehand."""
+        prepared = prepare_native_op(self.config.dtype, op, arguments, options)
+        return prepared or super().prepare_op(op, arguments, options)
 
     def load(self, params: ParamSource) -> None:
         """Pack each parameter as it comes; GGUF blocks are kept if no dtype was asked for."""
