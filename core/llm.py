@@ -118,6 +118,8 @@ class LLM:
     @property
     def has_chat_template(self) -> bool:
         """True if `chat` can be used."""
+        if self.built.defaults.decoder_start is not None:
+            return False  # an encoder-decoder model reads its prompt as it is
         return bool(self.config.model.chat_template) or (
             self.built.tokenizer is not None and self.built.tokenizer.chat_template is not None
         )

@@ -123,7 +123,7 @@ class _Run:
         url = f"{scheme}://{host}:{port}"
         logger.info("serving %s at %s", model, url)
         kind, body = "completions", '{"prompt": "Once upon a time", "max_tokens": 20}'
-        if self._server.prompts.has_template:
+        if self._server.prompts.has_template and self._server.decoder_start is None:
             kind, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
         logger.info("try: curl %s/v1/%s%s -d '%s'", url, kind, key, body)
         logger.info("ready in %.1f s", seconds)

@@ -48,6 +48,12 @@ async def render_turn(
     server: "Server", body: ChatRequest, messages: Sequence[dict[str, Any]]
 ) -> tuple[str, list[int]]:
     """The prompt for these messages, with the request's other fields, as text and token ids. Raises RequestError."""
+    if server.decoder_start is not None:
+        raise RequestError(
+            f"{server.model_name} is an encoder-decoder model: it cannot chat",
+            code="not_supported",
+            remedies=["/v1/completions with a plain prompt"],
+        )
     narrow_tools(body)
     prompt = await server.prompts.render(with_parsed_arguments(messages), **_template_options(body))
     return prompt, await server.prompts.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
