@@ -242,6 +242,17 @@ def test_blocks_without_a_kernel_are_named(caplog: pytest.LogCaptureFixture, mon
     assert "types=iq4_nl dtype=float32" in caplog.text
 
 
+def test_small_float16_weights_are_numbers_in_float32() -> None:
+    pytest.importorskip("headrace.kernels.cpu._ops", reason="the kernels are not built: pip install -e .")
+    from headrace.platforms.cpu.native.ops import native_ops
+
+    small = np.full((3, 32), 3e-5, np.float16)  # a denormal of float16
+    tensor = HostTensor(name="weight", dtype="float16", shape=small.shape, data=small)
+    ops = native_ops("float32", keep_blocks=True)
+    product = ops.linear(np.ones((2, 32), np.float32), ops.pack_linear([tensor], dtype="float32", device="cpu"))
+    np.testing.assert_allclose(product, np.full((2, 3), 32 * float(small[0, 0])), rtol=1e-6)
+
+
 def test_doctor_names_the_ops_that_have_a_native_form() -> None:
     pytest.importorskip("headrace.kernels.cpu._ops", reason="the native kernels were not built")
     device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))

@@ -148,7 +148,8 @@ def _write_codes(
 
 def _write_dense(weight: _ops.PackedWeight, start: int, tensor: HostTensor) -> None:
     num_rows, cols = tensor.shape
-    is_dense = tensor.dtype in ("float32", "float16", "bfloat16")
+    # The module takes denormals for zeros, also those of float16, which are normal numbers in float32.
+    is_dense = tensor.dtype in ("float32", "bfloat16")
     step = num_rows if is_dense else max(1, _CHUNK_VALUES // cols)
     for at in range(0, num_rows, step):
         rows = tensor.rows(slice(at, at + step))
