@@ -19,6 +19,8 @@ MODEL_TYPES: Mapping[str, str] = {
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
     "phi3": "phi3",
+    "olmo2": "olmo2",
+    "granite": "granite",
     "gpt2": "gpt2",
 }
 """general.architecture -> model_type. Mistral ships as llama."""
@@ -32,6 +34,13 @@ _GEMMA2_DEFAULTS = {
     "final_logit_softcapping": 30.0,
 }
 """What early Gemma 2 files leave out."""
+_GRANITE_KEYS = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+"""Granite's multipliers in config.json and in GGUF."""
 _PLAIN_NAMES = (
     ("attn_norm", "attn_norm", 0),
     ("attn.q_norm", "attn_q_norm", 0),
@@ -84,10 +93,11 @@ def config_from_gguf(
 def gguf_names(spec: ModelSpec) -> NameTable:
     """llama.cpp's tensor names for a model of one of `MODEL_TYPES`.
 
-    Architecture llama stores query and key rows for interleaved rope; Gemma's norms come with the one added.
+    Architectures llama and granite store query and key rows for interleaved rope; Gemma's norms come with the one
+    added.
     """
     attn = spec.layers[0].attn
-    pairs = spec.model_type in ("llama", "mistral")
+    pairs = spec.model_type in ("llama", "mistral", "granite")
     is_packed = spec.model_type in ("phi3", "gpt2")
     projections: tuple[tuple[str, str, int], ...] = (
         ("attn.q_proj", "attn_q", attn.num_heads if pairs else 0),
@@ -150,11 +160,15 @@ def _llama_like(arch: str, keys: HFConfig, tensor_names: Collection[str], read: 
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope,
     }
-    if arch == "llama":
+    if arch in ("llama", "granite"):
         values["attention_bias"] = "blk.0.attn_q.bias" in tensor_names
         values["mlp_bias"] = "blk.0.ffn_down.bias" in tensor_names
-        if window:
+        if window and arch == "llama":
             values |= {"model_type": "mistral", "sliding_window": window}
+    elif arch == "olmo2":
+        if window:
+            raise ModelError(f"{keys.file} has a sliding window: it is an OLMo 3, which is not served as GGUF")
+        values["attention_bias"] = "blk.0.attn_q.bias" in tensor_names
     elif arch == "phi3":
         values["sliding_window"] = window
         values["original_max_position_embeddings"] = rope.get("original_max_position_embeddings")
@@ -167,6 +181,9 @@ def _llama_like(arch: str, keys: HFConfig, tensor_names: Collection[str], read: 
             "attn_logit_softcapping": keys.number("attn_logit_softcapping", 0.0),
             "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0),
         }
+    if arch == "granite":
+        keys = keys.with_defaults(**{"attention.scale": head_dim**-0.5})  # as llama.cpp has it
+        values |= {ours: keys.number(theirs, 1.0) for ours, theirs in _GRANITE_KEYS.items()}
     if arch == "gemma3":
         sliding = {"rope_theta": keys.number("rope.freq_base_swa", 10_000.0)}
         full = {**rope, "rope_theta": keys.number("rope.freq_base", 1_000_000.0)}

@@ -68,6 +68,11 @@ def test_a_window_makes_a_mistral() -> None:
     assert spec.model_type == "mistral" and {layer.attn.window for layer in spec.layers} == {16}
 
 
+def test_an_olmo3_is_not_taken_for_an_olmo2() -> None:
+    with pytest.raises(ModelError, match="it is an OLMo 3"):
+        spec_of(metadata("olmo2", more={"attention.sliding_window": 16}))
+
+
 def test_gemma_scales_its_largest_model_differently() -> None:
     small = spec_of(metadata("gemma2", more={**GEMMA_9B, "attention.key_length": 256}))
     assert small.layers[0].attn.scale == pytest.approx(1 / 16)

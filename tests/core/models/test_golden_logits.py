@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from golden_cases import CASES as MORE_CASES
 from golden_cases import FIRST as CASES
-from golden_cases import GEMMA
+from golden_cases import FLAGS, GEMMA
 from headrace.core.models.config import HFConfig, read_config
 from headrace.core.models.declare import declare_params
 from headrace.core.models.gguf_config import config_from_gguf, gguf_names
@@ -63,11 +64,12 @@ def test_a_changed_weight_changes_the_logits(name: str, tmp_path: Path) -> None:
 # ---- GGUF -----------------------------------------------------------------------------------------------------
 GGUF_ARCHS: Mapping[str, str] = {
     "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma2": "GEMMA2",
-    "gemma3_text": "GEMMA3", "phi3": "PHI3", "gpt2": "GPT2",
+    "gemma3_text": "GEMMA3", "phi3": "PHI3", "gpt2": "GPT2", "olmo2": "OLMO2", "granite": "GRANITE",
 }  # fmt: skip
 GGUF_CASES = (
     "llama", "llama_tied", "llama_linear", "llama_llama3", "llama_yarn", "mistral_window", "qwen2", "qwen3",
     "gemma2_gguf", "gemma3_text_gguf", "phi3_window", "phi3_partial_longrope", "gpt2", "gpt2_inner",
+    "olmo2", "olmo2_bias", "granite", "granite_biases",
 )  # fmt: skip
 _GEMMA_GGUF = {**GEMMA, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}
 GGUF_ONLY_CASES = (
@@ -80,7 +82,7 @@ GGUF_ONLY_CASES = (
 
 @pytest.mark.parametrize("name", GGUF_CASES)
 def test_logits_of_a_gguf_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    case = next(case for case in CASES + GGUF_ONLY_CASES if case.name == name)
+    case = next(case for case in CASES + MORE_CASES + FLAGS + GGUF_ONLY_CASES if case.name == name)
     folder, sequences = make_checkpoint(case, tmp_path), make_sequences(case)
     write_gguf(folder, tmp_path / "model.gguf")
     source = GGUFSource(tmp_path / "model.gguf")
@@ -120,7 +122,7 @@ def write_gguf(folder: Path, file: Path) -> None:
     for name, data in load_file(folder / "model.safetensors").items():
         if "gemma" in kind and name.endswith("norm.weight"):
             data = data + 1
-        if kind in ("llama", "mistral") and (".q_proj." in name or ".k_proj." in name):
+        if kind in ("llama", "mistral", "granite") and (".q_proj." in name or ".k_proj." in name):
             heads = num_heads if ".q_proj." in name else config.size("num_key_value_heads")
             rows = data.reshape(heads, 2, data.shape[0] // heads // 2, *data.shape[1:])
             data = rows.swapaxes(1, 2).reshape(data.shape)
@@ -151,6 +153,10 @@ def add_llama_keys(writer: Any, config: HFConfig, head_dim: int) -> None:
     for key, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ("attention_multiplier", writer.add_attention_scale),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
     ):
         if config.get(key):
             add(config.number(key))
