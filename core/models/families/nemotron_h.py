@@ -12,13 +12,9 @@ from ..spec import LayerSpec, MlpSpec, ModelSpec, NormSpec
 from .mamba import BACKBONE
 
 _KINDS = {
-    "M": "mamba",
-    "linear_attention": "mamba",
-    "*": "attention",
-    "full_attention": "attention",
-    "-": "mlp",
+    "M": "mamba", "linear_attention": "mamba", "*": "attention", "full_attention": "attention", "-": "mlp",
     "E": "moe",
-}
+}  # fmt: skip
 _SHARED, _EXPERT = "mixer.shared_experts.", "mixer.experts.{j}."
 WEIGHTS = dataclasses.replace(
     name_table(
