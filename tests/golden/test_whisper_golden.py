@@ -38,7 +38,7 @@ def oracle(folder: Path) -> tuple[Any, Any]:
     """transformers' model and processor of the same files."""
     from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    model: Any = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), WhisperProcessor.from_pretrained(folder)
 
 
