@@ -77,8 +77,9 @@ class PackedWeight:
     def huge_page_bytes(self) -> int:
         """How much of it lies in huge pages now; -1 if the system does not say."""
 
-    def write_dense(self, start: int, rows: Numbers) -> None:
-        """Rows [n, cols] from row `start` on, rounded to the format (int8: to the nearest of 255 levels a row)."""
+    def write_dense(self, start: int, rows: Numbers, any_value: bool = False) -> None:
+        """Rows [n, cols] from row `start` on, rounded to the format (int8: to the nearest of 255 levels a row).
+        Raises ValueError that names a row with a NaN or an infinity, unless any_value."""
 
     def write_blocks(self, start: int, rows: npt.NDArray[np.uint8]) -> None:
         """Rows of GGUF blocks as they stand in the file, [n, bytes of a row]."""

@@ -285,11 +285,11 @@ void quantize(Out codes, Out scales, std::optional<Out> offsets, Floats2 x, bool
 
 // ---- packed weights --------------------------------------------------------------------------------------------------
 
-void write_dense(PackedWeight &weight, std::int64_t start, In rows) {
+void write_dense(PackedWeight &weight, std::int64_t start, In rows, bool any_value) {
     want(rows, "rows", {-1, weight.weight().cols});
     const Dtype dtype = dtype_of(rows, "rows");
     nb::gil_scoped_release release;
-    weight.write_dense(start, dim(rows, 0), rows.data(), dtype);
+    weight.write_dense(start, dim(rows, 0), rows.data(), dtype, any_value);
 }
 
 void write_blocks(PackedWeight &weight, std::int64_t start,
@@ -370,7 +370,7 @@ NB_MODULE(_ops, m) {
                      [](const PackedWeight &w) {
                          return huge_page_bytes(w.data(), static_cast<std::size_t>(w.num_bytes()));
                      })
-        .def("write_dense", &write_dense, "start"_a, nb::arg("rows").noconvert())
+        .def("write_dense", &write_dense, "start"_a, nb::arg("rows").noconvert(), "any_value"_a = false)
         .def("write_blocks", &write_blocks, "start"_a, nb::arg("rows").noconvert())
         .def("write_int8", &write_int8, "start"_a, nb::arg("rows").noconvert(), nb::arg("scales").noconvert())
         .def("write_int4", &write_int4, "start"_a, nb::arg("rows").noconvert(), nb::arg("scales").noconvert(),

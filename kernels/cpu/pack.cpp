@@ -120,7 +120,8 @@ bool is_finite(const void *data, std::int64_t count, Dtype dtype) {
 
 }  // namespace
 
-void PackedWeight::write_dense(std::int64_t start, std::int64_t num_rows, const void *data, Dtype dtype) {
+void PackedWeight::write_dense(std::int64_t start, std::int64_t num_rows, const void *data, Dtype dtype,
+                               bool any_value) {
     check_rows(start, num_rows);
     const Format format = weight_.format;
     if (has_blocks(format))
@@ -131,7 +132,7 @@ void PackedWeight::write_dense(std::int64_t start, std::int64_t num_rows, const 
         const char *source = static_cast<const char *>(data) + (row - start) * cols * bytes_of(dtype);
         char *target = panel(row);
         const std::int64_t lane = row % kPanel;
-        if (!is_finite(source, cols, dtype)) {
+        if (!any_value && !is_finite(source, cols, dtype)) {
             bad_row = row;
             return;
         }

@@ -25,8 +25,9 @@ class PackedWeight {
     PackedWeight(Format format, std::int64_t rows, std::int64_t cols, std::int64_t group);
 
     // Round (or, for i8, quantize to the nearest of 255 levels) dense rows [num_rows, cols].
-    // Throws std::invalid_argument for a format of 4-bit or GGUF blocks, and for a NaN or an infinity.
-    void write_dense(std::int64_t start, std::int64_t num_rows, const void *data, Dtype dtype);
+    // Throws std::invalid_argument for a format of 4-bit or GGUF blocks, and for a NaN or an infinity unless
+    // any_value.
+    void write_dense(std::int64_t start, std::int64_t num_rows, const void *data, Dtype dtype, bool any_value);
 
     // GGUF blocks as they stand in the file, [num_rows, cols / 32] blocks.
     void write_blocks(std::int64_t start, std::int64_t num_rows, const std::uint8_t *blocks);

@@ -298,7 +298,7 @@ class _Call:
         # A weight has at least one row.
         self._weights[name] = _ops.PackedWeight(dtype, max(1, len(rows)), rows.shape[1])
         if len(rows):
-            self._weights[name].write_dense(0, rows)
+            self._weights[name].write_dense(0, rows, any_value=True)  # activations may hold NaN
         self._num_rows = len(rows)
         value = Value(
             buffer=self.tracer.num_buffers,
