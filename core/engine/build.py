@@ -20,7 +20,7 @@ from ..models.config import HFConfig, read_config
 from ..models.declare import declare_params
 from ..models.gguf_config import config_from_gguf, gguf_names
 from ..models.heads import computes_in_one_step, with_asked_pooler, with_default_pooler, with_head_names
-from ..models.registry import find_family, read_spec
+from ..models.registry import family_of, read_spec
 from ..models.rope import rope_rows
 from ..models.sentence import SentencePrompts, dense_folders, read_prompts, with_sentence_modules
 from ..models.spec import ModelSpec
@@ -131,7 +131,7 @@ def describe_model(config: EngineConfig, report: Report) -> Model:
         path=files.path,
         config=hf_config,
         spec=spec,
-        names=with_head_names(find_family(hf_config.model_type).weights, spec),
+        names=with_head_names(family_of(hf_config).weights, spec),
         gguf=None,
         prompts=read_prompts(files.path),
     )

@@ -176,7 +176,7 @@ def _context_length(config: HFConfig, ropes: Sequence[RopeSpec | None]) -> int:
 def _read_scaling(p: HFConfig, rotary_dim: int, max_position_embeddings: int) -> RopeScaling | None:
     attention_factor = p.get("attention_factor")
     match p.text("rope_type"):
-        case "default":
+        case "default" | "mrope":  # positions in three directions are one number for text
             return None
         case "linear":
             return RopeScaling(kind="linear", factor=_factor(p))

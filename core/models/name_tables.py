@@ -47,6 +47,11 @@ BLOCK_SPARSE_EXPERTS: Mapping[str, str | Stored] = {
     "mlp.experts.{j}.down_proj": "block_sparse_moe.experts.{j}.w2",
 }
 """Experts as Mixtral spells them."""
+_JOINED_EXPERTS: Mapping[str, str | Stored] = {
+    f"mlp.experts.{name}.weight": Stored(name=f"mlp.experts.{name}", stacked=True)
+    for name in ("gate_up_proj", "down_proj")
+}
+"""Experts in one tensor a layer, as transformers holds them since version 5, whatever the model."""
 CORRECTION: Mapping[str, str | Stored] = {"mlp.router.correction": "mlp.gate.e_score_correction_bias"}
 SHARED_EXPERTS: Mapping[str, str | Stored] = {
     f"mlp.shared.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")
@@ -107,6 +112,8 @@ def llama_names(
     changes = changes or {}
     replaced = {part for fused, parts in _PARTS.items() if fused in {**changes, **(tensors or {})} for part in parts}
     modules = {ours: name for ours, name in _LLAMA.items() if ours not in replaced}
+    if "mlp.experts.{j}.down_proj" in changes:
+        tensors = {**_JOINED_EXPERTS, **(tensors or {})}
     return name_table(
         {**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore, has_more_layers=has_more_layers
     )

@@ -1,4 +1,4 @@
-"""Finds the family that serves a model_type: one file in families/, found by its name."""
+"""Finds the family that serves a config: one file in families/, by the name of its model_type or that of an alias."""
 
 import functools
 import importlib
@@ -10,13 +10,15 @@ from ..errors import ModelError
 from ..suggest import did_you_mean
 from ..weights.names import NameTable
 from . import families
+from .aliases import ALIASES
 from .config import HFConfig
 from .spec import ModelSpec
+from .wrappers import WRAPPERS, text_config, text_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One file of families/. name: its model_type; weights: how its checkpoints spell the parameters."""
+    """What serves a model_type. weights: how its checkpoints spell the parameters."""
 
     name: str
     translate: Callable[[HFConfig], ModelSpec]
@@ -35,9 +37,9 @@ class Family:
 
 
 def family_names() -> tuple[str, ...]:
-    """Every model_type that is served, sorted."""
-    names = (module.name for module in pkgutil.iter_modules(families.__path__))
-    return tuple(sorted(name for name in names if not name.startswith("_")))
+    """Every model_type that is served, sorted; those of models with more inputs than text are in WRAPPERS."""
+    files = (module.name for module in pkgutil.iter_modules(families.__path__))
+    return tuple(sorted({name for name in files if not name.startswith("_")} | ALIASES.keys()))
 
 
 @functools.cache
@@ -47,18 +49,33 @@ def find_family(model_type: str) -> Family:
     known = family_names()
     if name not in known:
         raise ModelError(
-            f"model_type {model_type!r} is not served{did_you_mean(name, known)}",
+            f"model_type {model_type!r} is not served{did_you_mean(name, [*known, *WRAPPERS])}",
             remedies=[f"take a model of one of these types: {', '.join(known)}"],
         )
-    module = importlib.import_module(f"{families.__name__}.{name}")
-    return Family(name=name, translate=module.to_spec, weights=module.WEIGHTS)
+    file, defaults = ALIASES.get(name, (name, {}))
+    module = importlib.import_module(f"{families.__name__}.{file}")
+
+    @functools.wraps(module.to_spec)
+    def translate(config: HFConfig) -> ModelSpec:
+        spec: ModelSpec = module.to_spec(config.with_defaults(**defaults))
+        return spec
+
+    return Family(name=name, translate=translate, weights=module.WEIGHTS)
+
+
+def family_of(config: HFConfig) -> Family:
+    """The family that serves a config, for a model with more inputs than text that of the language model inside.
+    Raises ModelError."""
+    if config.model_type.replace("-", "_") not in WRAPPERS:
+        return find_family(config.model_type)
+    family = find_family(text_config(config).model_type)
+    return Family(
+        name=family.name,
+        translate=lambda config: family.to_spec(text_config(config)),
+        weights=text_names(family.weights, config.model_type),
+    )
 
 
 def read_spec(config: HFConfig) -> ModelSpec:
-    """The spec of a config by the family that its model_type names. Raises ModelError."""
-    if config.get("text_config") and config.model_type not in family_names():
-        raise ModelError(
-            f"{config.file} describes a {config.model_type!r} model with more inputs than text; "
-            "the language model inside it (text_config) cannot be taken out yet"
-        )
-    return find_family(config.model_type).to_spec(config)
+    """The spec of a config by its family. Raises ModelError."""
+    return family_of(config).to_spec(config)

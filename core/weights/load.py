@@ -125,8 +125,9 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
         shape = (shape[0] * shape[1], *shape[2:])
         if not tensor.is_blocked:
             data = data.reshape(shape)
-    if stored.skip_rows:
-        data, shape = data[stored.skip_rows :], (shape[0] - stored.skip_rows, *shape[1:])
+    if stored.skip_rows or stored.extra_rows:
+        kept = slice(stored.skip_rows, shape[0] - stored.extra_rows)
+        data, shape = data[kept], (kept.stop - kept.start, *shape[1:])
     row = data.shape[1:]
     if stored.interleaved:
         num_groups = stored.groups or param.num_groups
@@ -166,10 +167,9 @@ class _Resolver:
     def __init__(self, source: WeightSource, table: NameTable) -> None:
         self.infos: Mapping[str, TensorInfo] = {name: source.info(name) for name in source.names()}
         self.by_name: dict[str, list[TensorInfo]] = {}
+        self.renamed = {name: _rename(name, table) for name in self.infos}
         for name, info in self.infos.items():
-            for pattern, replacement in table.renames:
-                name = re.sub(pattern, replacement, name)
-            self.by_name.setdefault(name, []).append(info)
+            self.by_name.setdefault(self.renamed[name], []).append(info)
         self.table = table
         self.used: set[str] = set()
         self.problems = _Problems()
@@ -217,8 +217,11 @@ class _Resolver:
             return (_Piece(None, found.stored, shape),)
         match found.infos:
             case (info,):
-                self.compare(param, info, found.stored, shape)
-                return (_Piece(info, found.stored),)
+                stored, matrix = found.stored, (param.num_stacked, shape[0] // param.num_stacked, *shape[1:])
+                if stored.transpose and stored.stacked and info.shape == matrix != (matrix[0], *matrix[:0:-1]):
+                    stored = replace(stored, transpose=False)
+                self.compare(param, info, stored, shape)
+                return (_Piece(info, stored),)
             case ():
                 self.problems.missing.append(_Problem(self.place, found.stored.name, found.stored.name))
             case infos:
@@ -259,8 +262,8 @@ class _Resolver:
         expected = shape
         if stored.stacked:
             expected = (param.num_stacked, shape[0] // param.num_stacked, *shape[1:])
-        if stored.skip_rows:
-            expected = (shape[0] + stored.skip_rows, *shape[1:])
+        if stored.skip_rows or stored.extra_rows:
+            expected = (shape[0] + stored.skip_rows + stored.extra_rows, *shape[1:])
         if stored.kernel:
             expected = (shape[0], shape[1] // stored.kernel, stored.kernel)
         if stored.transpose:
@@ -290,7 +293,7 @@ class _Resolver:
         problems.extra += [
             _Problem(info.file, name, name)
             for name, info in self.infos.items()
-            if name not in self.used and not ignored.search(name) and _layer_index(name) <= last_layer
+            if name not in self.used and not ignored.search(self.renamed[name]) and _layer_index(name) <= last_layer
         ]
         kinds = [
             (problems.missing, "missing"),
@@ -309,6 +312,12 @@ class _Resolver:
         reason = "; ".join(f"{_count(some)} {what}: {_listed(some)}" for some, what in found)
         remedies = list(dict.fromkeys(problems.remedies))[:3]
         raise WeightError(f"{first.file}: {reason}", file=first.file, tensor=first.tensor, remedies=remedies)
+
+
+def _rename(name: str, table: NameTable) -> str:
+    for pattern, replacement in table.renames:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _layer_index(name: str) -> int:

@@ -13,8 +13,9 @@ class Stored:
     zeros: no checkpoint has it, and it is zeros (a bias that a fused linear layer has for its other parts).
     kernel: stored as a convolution of so many taps, [out, in, kernel]; read as [out, kernel * in].
     transpose: stored [in_features, out_features] (GPT-2's Conv1D).
-    stacked: stored with an axis in front for the param's num_stacked matrices or vectors.
-    skip_rows: rows at the top that are never read (OPT's first two positions).
+    stacked: stored with an axis in front for the param's num_stacked matrices or vectors; such matrices may be
+    transposed or not, as their shape tells.
+    skip_rows: rows at the top that are never read (OPT's first two positions); extra_rows: such ones at the bottom.
     interleaved: a fused parameter whose rows are stored group by group, each group a share of every part (q, k
     and v of one KV head after another); groups: how many, 0 for the param's num_groups; order: the parts of a
     group as stored, by their place in the param's parts; empty: in that order.
@@ -31,6 +32,7 @@ class Stored:
     transpose: bool = False
     stacked: bool = False
     skip_rows: int = 0
+    extra_rows: int = 0
     interleaved: bool = False
     groups: int = 0
     order: tuple[int, ...] = ()
@@ -43,7 +45,7 @@ class NameTable:
 
     entries: canonical template -> stored name or Stored; a fused parameter may be listed whole, by its parts,
     or both, and the checkpoint decides. base_prefix: checkpoints of the bare backbone lack it. ignore: regular
-    expressions of stored names that carry nothing we need (buffers, a copy of a tied head).
+    expressions of names, renamed if need be, that carry nothing we need (buffers, a copy of a tied head).
     has_more_layers: layers after the model's last one carry nothing we need (heads for a second next token).
     adds_one: the file holds plus_one norms with the one already added (GGUF). renames: (regular expression,
     replacement) pairs that turn the stored names of older files into those of the entries.

@@ -13,7 +13,7 @@ from headrace.core.kv.groups import KVGroup, kv_groups
 from headrace.core.models.config import read_config
 from headrace.core.models.declare import declare_params
 from headrace.core.models.decoder import compute_logits, decoder
-from headrace.core.models.registry import find_family, read_spec
+from headrace.core.models.registry import family_of, read_spec
 from headrace.core.models.rope import RopeRows, rope_rows
 from headrace.core.models.spec import ModelSpec
 from headrace.core.ops import OpTable
@@ -172,7 +172,7 @@ def load_folder(folder: Path) -> PagedModel:
     config = read_config(folder)
     spec = read_spec(config)
     source = open_weights(folder)
-    table = find_family(spec.model_type).weights
+    table = family_of(config).weights
     return PagedModel(spec, place(CheckpointParams(declare_params(spec), source, table)))
 
 

@@ -1,13 +1,16 @@
 """Families are files: found by name, each complete, and an unknown one named with its neighbours."""
 
 import inspect
+import pkgutil
 
 import pytest
 
 from headrace.core.errors import ModelError
 from headrace.core.models import families
+from headrace.core.models.aliases import ALIASES
 from headrace.core.models.config import HFConfig
 from headrace.core.models.registry import family_names, find_family, read_spec
+from headrace.core.models.wrappers import WRAPPERS
 
 
 def test_every_family_of_the_foundation_is_there() -> None:
@@ -18,8 +21,8 @@ def test_every_family_of_the_foundation_is_there() -> None:
 @pytest.mark.parametrize("name", family_names())
 def test_a_family_is_a_small_file_with_spec_names_and_docstring(name: str) -> None:
     family = find_family(name)
-    module = inspect.getmodule(family.translate)
-    assert module is not None and module.__name__ == f"{families.__name__}.{name}"
+    module = inspect.getmodule(inspect.unwrap(family.translate))
+    assert module is not None and module.__name__ == f"{families.__name__}.{ALIASES.get(name, (name,))[0]}"
     assert module.__doc__ and family.translate.__doc__ and family.weights.entries
     assert len(inspect.getsource(module).splitlines()) <= 90
 
@@ -40,9 +43,16 @@ def test_a_model_type_cannot_import_anything_else(model_type: str) -> None:
         find_family(model_type)
 
 
-def test_a_nested_text_config_is_explained() -> None:
-    with pytest.raises(ModelError, match="'gemma3' model with more inputs than text"):
-        read_spec(HFConfig({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}))
+def test_errors_of_a_language_model_inside_another_name_where_its_config_lies() -> None:
+    with pytest.raises(ModelError, match="hidden_size in text_config of config.json must be"):
+        read_spec(HFConfig({"model_type": "gemma3", "text_config": {"hidden_size": "wide"}}))
+
+
+def test_model_types_are_files_aliases_or_wrappers_and_never_two_of_them() -> None:
+    files = {module.name for module in pkgutil.iter_modules(families.__path__)}
+    assert not files & ALIASES.keys() and not set(family_names()) & WRAPPERS.keys()
+    assert {file for file, _ in ALIASES.values()} <= files
+    assert {text for text, _ in WRAPPERS.values()} <= set(family_names())
 
 
 def test_a_config_without_model_type_says_so() -> None:

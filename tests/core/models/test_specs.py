@@ -1,5 +1,6 @@
 """Specs of published models: the config.json on the hub means what transformers' config class makes of it."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from headrace.core.errors import ModelError
 from headrace.core.models.config import HFConfig
 from headrace.core.models.declare import declare_params
-from headrace.core.models.registry import family_names, read_spec
+from headrace.core.models.registry import family_names, family_of, read_spec
 from headrace.core.models.rope import ONE_ROW, RopeRows, rope_rows
 from headrace.core.models.spec import ModelSpec, RopeSpec
 from published_decoders import PUBLISHED_DECODERS as decoders
@@ -38,6 +39,7 @@ from published_foundation import SHORT as _SHORT
 from published_recurrent import PUBLISHED_RECURRENT as recurrent
 from published_seq2seq import PUBLISHED_SEQ2SEQ as seq2seq
 from published_seq2seq import SEQ2SEQ_SIZES
+from published_wrappers import PUBLISHED_WRAPPERS as wrappers
 
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {**foundation, **encoders, **decoders, **recurrent, **seq2seq}
 
@@ -55,8 +57,21 @@ def test_a_published_config_means_what_transformers_reads(name: str) -> None:
     assert read_spec(HFConfig(raw)) == read_spec(HFConfig(theirs))
 
 
+@pytest.mark.parametrize("name", wrappers)
+def test_the_language_model_inside_a_published_config_is_what_transformers_reads(name: str) -> None:
+    from transformers import AutoConfig
+
+    raw = dict(wrappers[name])
+    theirs = AutoConfig.for_model(**_copy(raw)).get_text_config()
+    stated = raw.get("text_config", raw).get("tie_word_embeddings", raw.get("tie_word_embeddings"))
+    tied = theirs.to_dict().get("tie_word_embeddings", False) if stated is None else stated
+    expected = read_spec(HFConfig({**theirs.to_dict(), "tie_word_embeddings": tied}))
+    got = read_spec(HFConfig(raw))
+    assert dataclasses.replace(got, dtype="") == dataclasses.replace(expected, dtype="")
+
+
 def test_every_family_has_a_published_config() -> None:
-    named = {str(config["model_type"]).replace("-", "_") for config in PUBLISHED.values()}
+    named = {family_of(HFConfig(config)).name for config in (*PUBLISHED.values(), *wrappers.values())}
     assert named == set(family_names())
 
 

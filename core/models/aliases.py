@@ -1,0 +1,32 @@
+"""Model types that are another family under a name of their own: which one, and the defaults that differ."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_QWEN2_VL: Mapping[str, Any] = {
+    "num_key_value_heads": 8, "max_window_layers": 80, "rope_theta": 1000000.0, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+_GLM4V: Mapping[str, Any] = {
+    "head_dim": None, "max_position_embeddings": 32768, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "glm4v_moe_text": ("glm4_moe", {"attention_bias": True, "max_position_embeddings": 65536}),
+    "glm4v_text": ("glm4", _GLM4V),
+    "glm_ocr_text": (
+        "glm4",
+        {**_GLM4V, "attention_bias": False, "max_position_embeddings": 131072, "num_key_value_heads": 8},
+    ),
+    "paddleocr_vl_text": (
+        "llama",
+        {
+            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        },
+    ),
+    "qwen2_5_omni_text": ("qwen2", {"num_key_value_heads": 4, "rope_theta": 1000000.0, "tie_word_embeddings": True}),
+    "qwen2_5_vl_text": ("qwen2", _QWEN2_VL),
+    "qwen2_vl_text": ("qwen2", _QWEN2_VL),
+    "qwen3_omni_moe_text": ("qwen3_moe", {"norm_topk_prob": True, "rope_theta": 1000000.0}),
+    "qwen3_vl_text": ("qwen3", {"max_position_embeddings": 128000, "rope_theta": 500000.0}),
+}  # fmt: skip
+"""model_type -> (family, what its config class assumes where a file does not say)."""

@@ -1,0 +1,61 @@
+"""The language model inside a multimodal checkpoint against the whole model of transformers, given text alone."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headrace.core.errors import WeightError
+from headrace.core.models.wrappers import WRAPPERS
+from paged_model import load_folder
+from wrapper_cases import WRAPPER_CASES, WrapperCase, check_text, make_wrapper
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on a shared machine made a forward pass a hundred times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("case", [case for case in WRAPPER_CASES if case.is_reversible], ids=str)
+def test_text_of_a_published_checkpoint(case: WrapperCase, tmp_path: Path) -> None:
+    check_text(case, tmp_path, as_published=True)
+
+
+@pytest.mark.parametrize("case", WRAPPER_CASES, ids=str)
+def test_text_of_a_checkpoint_with_todays_names(case: WrapperCase, tmp_path: Path) -> None:
+    check_text(case, tmp_path, as_published=False)
+
+
+def test_every_wrapper_that_transformers_knows_has_a_case() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = {name for name in WRAPPERS if name in CONFIG_MAPPING}
+    inside_others = {"qwen2_5_omni", "qwen3_omni_moe"}  # whose text is that of the thinker
+    assert known - {case.model_type for case in WRAPPER_CASES} == inside_others
+
+
+@pytest.mark.parametrize(
+    "name", ["model.language_model.layers.0.mlp.extra.weight", "model.visions.0.weight", "extra"]
+)
+def test_a_tensor_of_neither_text_nor_tower_is_an_error(name: str, tmp_path: Path) -> None:
+    make_wrapper(WRAPPER_CASES[0]).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({**load_file(file), name: torch.zeros(3)}, file, metadata={"format": "pt"})
+    with pytest.raises(WeightError, match=f"1 tensor is unexpected .*: {name}"):
+        load_folder(tmp_path)
+
+
+def test_a_missing_tensor_of_the_text_is_an_error(tmp_path: Path) -> None:
+    make_wrapper(WRAPPER_CASES[0]).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    gone = next(name for name in tensors if name.endswith("layers.1.mlp.up_proj.weight"))
+    save_file({name: tensor for name, tensor in tensors.items() if name != gone}, file, metadata={"format": "pt"})
+    with pytest.raises(WeightError, match=r"1 tensor is missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_folder(tmp_path)
