@@ -212,6 +212,9 @@ class Runner(ABC):
 
     ops: "OpTable | None" = None
     """the op table of a stock runner; None for a runner that brings everything itself"""
+    takes_late_masks: ClassVar[bool] = False
+    """`step` waits for a SamplingBatch's LateArray when the forward pass is under way; without, `step` is called when
+    the mask is there"""
 
     @property
     def num_programs(self) -> int | None:

@@ -5,8 +5,9 @@ device --StepOutput--> runner --StepResult--> scheduler.commit --Delta--> engine
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -175,10 +176,23 @@ class KVCaches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateArray:
+    """An array that another thread fills while the forward pass runs."""
+
+    filled: "Future[IntArray]"  # runner
+    send: Callable[[IntArray], Array] = lambda array: array  # device; brings it from the host to where it is read
+
+    def result(self) -> Array:
+        """Wait for it."""
+        return self.send(self.filled.result())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingBatch:
     """What the sampler reads, one row per sampled position. An array that no row needs is None.
 
-    Sparse edits are lists of (row, token) pairs: `bias_*` and `penalty_*` arrays of equal length.
+    Sparse edits are lists of (row, token) pairs: `bias_*` and `penalty_*` arrays of equal length. A LateArray comes
+    only to a runner that says `takes_late_masks`.
     """
 
     rows: Array | None  # [num_samples] runner; index into the logits rows (logits_indices); None: row i is sample i
@@ -189,7 +203,7 @@ class SamplingBatch:
     top_k: Array | None = None  # [num_samples] int32; 0 keeps all
     top_p: Array | None = None  # [num_samples] float32
     min_p: Array | None = None  # [num_samples] float32
-    allow_mask: Array | None = None  # [num_samples, ceil(vocab_size / 32)] int32 bits; 1 allows
+    allow_mask: Array | LateArray | None = None  # [num_samples, ceil(vocab_size / 32)] int32 bits; 1 allows
     bias_rows: Array | None = None  # [num_bias] int32
     bias_tokens: Array | None = None  # [num_bias] int32
     bias_values: Array | None = None  # [num_bias] float32; -inf bans
@@ -201,6 +215,11 @@ class SamplingBatch:
     presence: Array | None = None  # [num_samples] float32
     processors: Sequence[tuple[int, Any]] = ()  # (row, f(logits [vocab_size]) -> logits) on the host
     num_logprobs: int = -1  # -1: none; else how many most likely tokens besides the chosen one
+
+    def arrived(self) -> "SamplingBatch":
+        """The same with all arrays there."""
+        mask = self.allow_mask
+        return replace(self, allow_mask=mask.result()) if isinstance(mask, LateArray) else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ class InProcessExecutor:
     def close(self) -> None:
         """Free the device."""
         self._health = "closed"
-        self._runner.runner.close()
+        self._runner.close()
 
 
 class _StepFuture:

@@ -156,6 +156,8 @@ class BucketedRunner(Runner):
     Invariant: whatever a step needs is a bucket's program or, for logits processors alone, ops one by one.
     """
 
+    takes_late_masks = True
+
     config: RunnerConfig
     ops: OpTable
     buckets: Buckets
@@ -204,7 +206,7 @@ class BucketedRunner(Runner):
             hidden_states, hidden = self.forward(bucket, self._pack(bucket, values))
             if sampling is not None:
                 sample = self._sample_eagerly if sampling.processors else self._sample
-                token_ids, logprobs = sample(sampling, hidden)
+                token_ids, logprobs = sample(sampling.arrived(), hidden)
                 results.add_samples(num_samples, token_ids, logprobs, sampling.num_logprobs)
             if batch.prompt_logprobs is not None:
                 prompt = self.buckets.prompt(batch.prompt_logprobs, bucket.num_tokens)

@@ -5,7 +5,7 @@ batch is a few numpy operations whatever the number of requests.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,8 @@ class ModelRunner:
         for new in plan.new:
             self._admit(new)
         batch, samples, prompts, pooled = self._build(plan.rows)
+        if batch.sampling is not None and not self.runner.takes_late_masks:
+            batch = replace(batch, sampling=batch.sampling.arrived())
         return RunningStep(self, plan, self.runner.step(batch), samples, prompts, pooled)
 
     def reset(self) -> None:
@@ -87,6 +89,11 @@ class ModelRunner:
         self._prompt_logprobs.clear()
         self._pooling.clear()
         self._to_encode.clear()
+
+    def close(self) -> None:
+        """Free the device; may be called twice."""
+        self._sampling.close()
+        self.runner.close()
 
     # ---- building a step ----------------------------------------------------------------------------------
     def _admit(self, new: NewRequest) -> None:
@@ -367,23 +374,23 @@ class ModelRunner:
                 for k, target in enumerate(targets)
             ]
             done += len(targets)
+        has_grammars = self._sampling.has_grammars
         return StepResult(
             step=plan.step,
             token_ids=token_ids,
-            forced=self._take_forced(samples) if self._sampling.has_grammars else {},
+            forced=self._take_forced(samples) if has_grammars else {},
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             pooled={} if output.pooled is None else dict(zip(pooled, output.pooled, strict=True)),
-            failed=self._failed(samples) if self._sampling.failures else {},
+            failed=self._failed(samples) if has_grammars else {},
         )
 
     def _failed(self, samples: "Samples") -> dict[int, str]:
         """By row, why its request cannot go on; a row of a request that has lost its slot is nobody's any more."""
-        failures = self._sampling.failures
         return {
-            i: failures[slot]
+            i: failure
             for i, slot in zip(samples.rows, samples.slots.tolist(), strict=True)
-            if slot in failures
+            if (failure := self._sampling.failure(slot))
         }
 
     def _take_forced(self, samples: "Samples") -> dict[int, list[int]]:

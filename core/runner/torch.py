@@ -20,6 +20,7 @@ from ..stages import (
     ForwardBatch,
     IntArray,
     KVCaches,
+    LateArray,
     LogprobArrays,
     PoolingBatch,
     PromptLogprobsBatch,
@@ -59,6 +60,8 @@ class TorchDevice(Device):
 
 class TorchRunner(Runner):
     """One model on one torch device. Owns parameters and KV caches; nothing else writes them."""
+
+    takes_late_masks = True
 
     def __init__(self, config: RunnerConfig, device: TorchDevice) -> None:
         self.config = config
@@ -181,7 +184,10 @@ class TorchRunner(Runner):
         """The step's arrays on the device, tokens of steps in flight filled in."""
         packed = pack(batch)
         moved = packed.unpack(self.send(packed.words))
-        forward = moved.forward
+        forward, sampling = moved.forward, moved.sampling
+        if sampling is not None and isinstance(sampling.allow_mask, LateArray):
+            mask = dataclasses.replace(sampling.allow_mask, send=self.send)
+            moved = dataclasses.replace(moved, sampling=dataclasses.replace(sampling, allow_mask=mask))
         if forward.token_slots is None:
             return moved
         recalled = self.ops.recall_tokens(forward.input_ids, self._last_tokens, forward.token_slots)

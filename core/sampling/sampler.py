@@ -22,6 +22,7 @@ def sample_step(ops: OpTable, logits: Array, batch: SamplingBatch) -> Sampled:
     penalties, logits processors, temperature, min_p, top_k, top_p, sample. Log probabilities are those of the
     logits before all of that. Raises PluginError if a logits processor fails.
     """
+    batch = batch.arrived()
     if batch.rows is not None:
         logits = ops.gather(logits, batch.rows)
     raw = logits

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PluginError
-from ..stages import FloatArray, IntArray, NewRequest, SamplingBatch
+from ..stages import FloatArray, IntArray, LateArray, NewRequest, SamplingBatch
 from ..structured.compiler import GrammarCache
 from ..structured.constraint import Constraint
+from ..structured.filler import MaskFiller, MaskRow
 from .validate import MAX_LOGPROBS, ProcessorFactories, validate_params
 
 __all__ = ["MAX_LOGPROBS", "ProcessorFactories", "SamplingState", "validate_params"]
@@ -54,10 +55,9 @@ class SamplingState:
     ) -> None:
         """end_token_ids: tokens with which structured output ends. Requests that need a processor or a grammar may
         only come if there are some here."""
-        self.failures: dict[int, str] = {}
-        """Slot -> why its request cannot go on."""
         self._vocab_size = vocab_size
         self._grammars = grammars
+        self._filler = MaskFiller()
         self._end_token_ids = tuple(end_token_ids)
         self._processors: Mapping[str, Callable[..., Any]] = processors or {}
         self._seeds = np.zeros(max_num_seqs, np.int32)
@@ -101,7 +101,6 @@ class SamplingState:
         self._random.discard(slot)
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
-        self.failures.pop(slot, None)
         self._temperature[slot] = self._top_k[slot] = self._min_p[slot] = 0
         self._frequency[slot] = self._presence[slot] = 0
         self._top_p[slot] = self._repetition[slot] = 1
@@ -128,7 +127,7 @@ class SamplingState:
             return []
         if len(edits.bias_tokens) or edits.bad_words or edits.processors:
             return []
-        forced = edits.constraint.take_forced(len(edits.outputs), limit)
+        forced = edits.constraint.take_forced(limit)
         edits.outputs.extend(forced)
         if edits.penalties is not None:
             edits.penalties.count(forced)
@@ -139,6 +138,11 @@ class SamplingState:
     def has_grammars(self) -> bool:
         """True if the request in any slot keeps to a grammar."""
         return any(edits.constraint is not None for edits in self._edits.values())
+
+    def failure(self, slot: int) -> str:
+        """Why the slot's request cannot go on, "" if it can."""
+        edits = self._edits.get(slot)
+        return edits.constraint.failure if edits is not None and edits.constraint is not None else ""
 
     def num_tokens(self, slot: int) -> int:
         """Tokens of prompt and output that are known."""
@@ -152,7 +156,7 @@ class SamplingState:
         """What the sampler needs for these samples: (row of the logits, slot, position of the token to sample).
 
         A slot may have several rows, at different positions. Rows 0, 1, 2, ... become None: the logits given to
-        `sample_step` must then have these rows and no others.
+        `sample_step` must then have these rows and no others. What grammars allow is still being filled in.
         """
         table = np.array(rows, np.int32).reshape(len(rows), 3)
         slots = table[:, 1].copy()
@@ -193,11 +197,10 @@ class SamplingState:
                 edits.penalties.count(token_ids)
             if edits.constraint is not None:
                 edits.constraint.accept(token_ids)
-                self._note_failure(slot, edits.constraint)
 
-    def _note_failure(self, slot: int, constraint: Constraint) -> None:
-        if constraint.failure:
-            self.failures[slot] = constraint.failure
+    def close(self) -> None:
+        """End the thread that fills masks."""
+        self._filler.close()
 
     @property
     def wants_logprobs(self) -> bool:
@@ -215,6 +218,7 @@ class SamplingState:
         penalties: list[tuple[int, IntArray, IntArray]] = []
         processors: list[tuple[int, Callable[..., Any]]] = []
         mask: IntArray | None = None
+        to_fill: list[MaskRow] = []
         for n, edits in edited:
             num_outputs = int(positions[n]) - self._num_prompt_tokens[int(slots[n])]
             if len(edits.bias_tokens):
@@ -226,9 +230,8 @@ class SamplingState:
                 penalties.append((n, *edits.penalties.arrays()))
             if mask is None and (edits.allow_mask is not None or edits.constraint is not None):
                 mask = np.full((len(slots), -(-self._vocab_size // 32)), -1, np.int32)
-            if mask is not None and edits.constraint is not None:
-                edits.constraint.fill_mask(mask[n], num_outputs)
-                self._note_failure(int(slots[n]), edits.constraint)
+            if edits.constraint is not None:
+                to_fill.append((n, edits.constraint, num_outputs))
             elif mask is not None and edits.allow_mask is not None:
                 mask[n] = edits.allow_mask
             processors += [(n, _bind_processor(process, edits.outputs)) for process in edits.processors]
@@ -244,6 +247,8 @@ class SamplingState:
             columns["frequency"] = self._frequency[slots]
             columns["presence"] = self._presence[slots]
         columns["allow_mask"] = mask
+        if mask is not None and to_fill:
+            columns["allow_mask"] = LateArray(filled=self._filler.start(mask, to_fill))
         columns["processors"] = tuple(processors)
 
     def _read_edits(self, new: NewRequest) -> _Edits | None:
@@ -298,7 +303,6 @@ class SamplingState:
             min_tokens=params.min_tokens,
         )
         constraint.accept(outputs)
-        self._note_failure(new.slot, constraint)
         return constraint
 
 

@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ..errors import PluginError, RequestError
 from .params import StructuredOutputParams
@@ -41,7 +41,10 @@ class Vocabulary:
 
 
 class Matcher(Protocol):
-    """Where one output stands in its grammar. Tokens are accepted in order; one thread at a time."""
+    """Where one output stands in its grammar. Tokens are accepted in order; one thread at a time.
+
+    Masks are filled in a thread while the forward pass runs, so that a library which releases the GIL costs nothing.
+    """
 
     def fill_mask(self, row: "IntArray") -> None:
         """Set the bits of the tokens that may come next. row: int32 [ceil(vocab_size / 32)], token t is bit t % 32
@@ -54,6 +57,15 @@ class Matcher(Protocol):
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last accepted tokens."""
+        ...
+
+
+@runtime_checkable
+class ForcingMatcher(Matcher, Protocol):
+    """A matcher that knows without a mask where the grammar leaves no choice; only these save forward passes."""
+
+    def forced_token(self) -> int | None:
+        """The token that must come next; None if there are several, or if only a mask could tell."""
         ...
 
 

@@ -101,6 +101,13 @@ class OutputMatcher:
             count += 1
         return count
 
+    def forced_token(self) -> int | None:
+        """The first token of the text that must come, or the end; costs a tenth of a mask."""
+        forced = self._matcher.compute_ff_tokens()
+        if forced:
+            return forced[0]
+        return next(iter(self._end_token_ids)) if len(self._end_token_ids) == 1 and self._is_at_end() else None
+
     def rollback(self, num_tokens: int) -> None:
         """Raises PluginError if fewer tokens were accepted."""
         num_ends = min(num_tokens, self._num_ends)

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 class NativeRunner(Runner):
     """One model in host memory. Owns packed weights, caches and the program over them."""
 
+    takes_late_masks = True
+
     def __init__(self, config: RunnerConfig) -> None:
         """Traces the model. Raises UntraceableOp if it needs what has no native form."""
         self.config = config
