@@ -70,9 +70,13 @@ class DeviceConfig:
 
     device: str = option("auto", "auto, or a platform with optional device ids, such as cpu", cli=True)
     threads: int | Literal["auto"] = option("auto", "worker threads of a host platform", cli=True)
+    tensor_parallel_size: int | Literal["auto"] = option(
+        "auto", "devices over which each layer is cut; auto is as many as device names", cli=True
+    )
 
     def __post_init__(self) -> None:
         _check_auto_or_positive("threads", self.threads)
+        _check_auto_or_positive("tensor_parallel_size", self.tensor_parallel_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +129,7 @@ class ServerConfig:
     ui: bool = option(True, "the page at / and the events that feed it", cli=True)
     max_queue_requests: int = option(1024, "requests that may wait for their first token", cli=True)
     max_queue_tokens: int = option(1_000_000, "prompt tokens that may wait for their first token")
-    request_timeout_s: int = option(3600, "seconds that one request may take in all", cli=True)
+    request_timeout_s: int = option(3600, "seconds that one request may take in all")
     drain_timeout_s: int = option(30, "seconds that running requests get after SIGTERM", cli=True)
     max_body_bytes: int = option(32 * 1024**2, "bytes that the body of a request may have")
     max_stored_responses: int = option(1000, "responses that are kept for clients that come back to them")

@@ -4,16 +4,17 @@ import dataclasses
 import glob
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from .config import EngineConfig
-from .errors import ConfigError, DeviceUnavailable, HeadraceError, PluginError
+from .errors import ConfigError, DeviceUnavailable, HeadraceError, PluginError, Unsupported
 from .platform import Device, DeviceInfo, OpProvider, Platform, PlatformSpec, Probe, Status
 from .plugin_check import describe_error, resolve
 from .plugin_loader import Manifest, Plugin, Plugins, load_plugins
 from .probe_process import Outcome, Task, probe_timeout_s, run_children
 from .suggest import did_you_mean
 
-AUTO = "auto"
+AUTO: Final = "auto"
 EMULATED = "emulated"
 """Device id of a platform's real code path on this machine's processor; needs no device."""
 
@@ -74,7 +75,35 @@ def open_device(config: EngineConfig, plugins: Plugins | None = None) -> Device:
     device = _open(manifest, ids, config)
     device.extra_providers = collect_providers(plugins, manifest, device.info)
     plugins.log_problems()
+    wanted = config.device.tensor_parallel_size
+    if wanted not in (AUTO, device.tp_size):
+        device.close()
+        raise Unsupported(
+            f"{device.info.id} cuts a model over {device.tp_size} ranks, not {wanted}",
+            remedies=["without --tensor-parallel-size"],
+        )
     return device
+
+
+def rank_devices(name: str, ids: Sequence[str], config: EngineConfig) -> tuple[str, ...]:
+    """--device of each rank, for a platform whose ids name one device each; empty for a model that is not cut.
+
+    Raises ConfigError if there are not as many ids as ranks.
+    """
+    wanted = config.device.tensor_parallel_size
+    size = max(1, len(ids)) if wanted == AUTO else wanted
+    if size == 1 and len(ids) <= 1:
+        return ()
+    if list(ids) == [EMULATED]:
+        return (f"{name}:{EMULATED}",) * size
+    ids = ids or [str(index) for index in range(size)]
+    if len(ids) != size:
+        raise ConfigError(
+            f"--device {name}:{','.join(ids)} names {len(ids)} devices, --tensor-parallel-size {size} asks for "
+            f"{size}",
+            remedies=[f"--tensor-parallel-size {len(ids)}", f"--device {name}"],
+        )
+    return tuple(f"{name}:{index}" for index in ids)
 
 
 def parse_device(text: str) -> tuple[str, list[str]]:

@@ -254,6 +254,11 @@ class Runner(ABC):
     def close(self) -> None:
         """Free everything; may be called twice."""
 
+    def collective(self, name: str, arrays: Sequence[Any]) -> Sequence[Any]:
+        """What each rank gets of the collective `name` (all_reduce: sums; all_gather: [n, m] of all side by side),
+        given what each has; numpy arrays."""
+        raise NotImplementedError
+
     def prepare_op(self, op: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> PreparedOp:
         """A call of the op table's `op`, ready to be repeated. Raises Unsupported."""
         return PreparedOp(run=partial(getattr(self.ops, op), *arguments, **options))
@@ -275,6 +280,11 @@ class Device(ABC):
     caps: Caps
     extra_providers: tuple[OpProvider, ...] = ()
     """op providers that other plugins bring for this device; set once, when it has been opened"""
+
+    @property
+    def tp_size(self) -> int:
+        """Ranks over which this device cuts the layers of a model."""
+        return 1
 
     def check(self, needs: Sequence[Need]) -> list[Gap]:
         """Which needs this device does not meet; called before any weight is read.

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,7 +18,7 @@ from .platform import Device, Pending, Runner, RunnerConfig
 from .stages import ForwardBatch, IntArray, SamplingBatch, StepInput, StepOutput
 from .units import format_bytes
 from .weights.dummy import DummyParams
-from .weights.source import HostTensor
+from .weights.source import HostTensor, ParamSource
 
 TOLERANCE: Mapping[str, float] = {"float64": 1e-20, "float32": 1e-9, "float16": 5e-6, "bfloat16": 1e-4}
 """Normalised mean square error that an op may have against float64, by dtype."""
@@ -65,10 +65,18 @@ def tiny_config(spec: ModelSpec, *, dtype: str = "float32", block_size: int = 16
     )
 
 
-def load_runner(device: Device, config: RunnerConfig) -> Runner:
-    """A runner with random weights, the same on every device."""
+def dummy_weights(spec: ModelSpec) -> ParamSource:
+    """Random matrices; norm weights of one and biases of zero."""
+    return DummyParams(declare_params(spec), seed=0, dtype="float32")
+
+
+Weights = Callable[[ModelSpec], ParamSource]
+
+
+def load_runner(device: Device, config: RunnerConfig, *, params: Weights = dummy_weights) -> Runner:
+    """A runner with weights that are the same on every device."""
     runner = device.runner(config)
-    runner.load(DummyParams(declare_params(config.spec), seed=0, dtype="float32"))
+    runner.load(params(config.spec))
     return runner
 
 

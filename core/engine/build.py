@@ -138,7 +138,7 @@ def describe_model(config: EngineConfig, report: Report) -> Model:
 
 
 def model_bytes(
-    model: Model, config: EngineConfig, dtype: str, caps: Caps, packed_bytes: PackedBytes
+    model: Model, config: EngineConfig, dtype: str, caps: Caps, packed_bytes: PackedBytes, *, tp_size: int = 1
 ) -> tuple[int, int]:
     """Bytes of a model's weights on a device, which keeps the GGUF blocks of its schemes if dtype is auto, and how
     many of them a decode step does not read: of a table that is only looked up it takes a row."""
@@ -146,7 +146,7 @@ def model_bytes(
     if not model.spec.tie_word_embeddings:
         looked_up.append("embed_tokens.weight")
     if model.gguf is None or config.model.dtype != "auto" or config.model.quantize != "none":
-        sizes = param_bytes(model.spec, dtype, config.model.quantize, caps, packed_bytes)
+        sizes = param_bytes(model.spec, dtype, config.model.quantize, caps, packed_bytes, tp_size=tp_size)
         looked_up += [name for name in sizes if name.startswith("encoder.")]  # read once a request
     else:
         infos = (model.gguf.info(name) for name in model.gguf.names())
@@ -204,8 +204,8 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         )
         runner = device.runner(runner_config)
         cleanup.callback(runner.close)
-        needed, _ = model_bytes(model, config, dtype.value, device.caps, device.packed_bytes)
-        memory = device.memory()
+        needed, _ = model_bytes(model, config, dtype.value, device.caps, device.packed_bytes, tp_size=device.tp_size)
+        memory = runner.memory()
         if needed > memory.free_bytes:
             raise CapacityError(
                 f"{model.name} does not fit on {device.info.id}: weights {format_bytes(needed)} ({dtype.value}); "

@@ -13,6 +13,7 @@ from ..models.heads import computes_in_one_step
 from ..models.needs import model_needs
 from ..models.spec import ModelSpec
 from ..platform import Caps, Device, Gap, KVPlan, Memory
+from ..runner.sharding import rank_params
 from ..units import format_bytes, parse_bytes
 from ..weights.quantize import Scheme, scheme_of
 from ..weights.source import TensorInfo
@@ -66,11 +67,12 @@ PackedBytes = Callable[[tuple[int, ...], str | Scheme], int]
 
 
 def param_bytes(
-    spec: ModelSpec, dtype: str, quantization: str, caps: Caps, packed_bytes: PackedBytes
+    spec: ModelSpec, dtype: str, quantization: str, caps: Caps, packed_bytes: PackedBytes, *, tp_size: int = 1
 ) -> dict[str, int]:
-    """Bytes of each parameter, in `dtype` where no scheme of the device says otherwise; vectors and constants are
-    float32."""
+    """Bytes of each parameter on all ranks, in `dtype` where no scheme of the device says otherwise; vectors and
+    constants are float32."""
     sizes: dict[str, int] = {}
+    shares = rank_params(spec, tp_size) if tp_size > 1 else {}
     for param in declare_params(spec):
         scheme = scheme_of(param, quantization)
         if param.kind not in ("linear", "embedding", "stacked"):
@@ -79,6 +81,9 @@ def param_bytes(
             sizes[param.name] = packed_bytes(param.shape, scheme)
         else:
             sizes[param.name] = packed_bytes(param.shape, dtype)
+        if param.name in shares:
+            whole, own = shares[param.name]
+            sizes[param.name] = sizes[param.name] * own.num_elements * tp_size // whole.num_elements
     return sizes
 
 

@@ -78,6 +78,7 @@ def grouped_experts(
     clamp: float = 0.0,
     scale_input: bool = False,
     gated: bool = True,
+    partial: bool = False,
 ) -> Array:
     """Sum over a token's experts of weight * down(act(gate(x)) * up(x)), or of weight * down(act(up(x))).
 
@@ -86,7 +87,8 @@ def grouped_experts(
     up, and [num_experts, hidden_size, n]; biases: float32 [num_experts * 2 * n] and [num_experts * hidden_size].
     clamp: gate is cut at clamp, up to [-clamp, clamp], and the block is (up + 1) * gate * sigmoid(1.702 * gate)
     (gpt-oss); 0 is activation. scale_input: weights multiply x instead (Llama 4). gated: False if gate_up holds up
-    alone, [num_experts, n, hidden_size]. A token's experts are summed in the order in which they are listed, in
+    alone, [num_experts, n, hidden_size]. partial: experts may hold num_experts, for an expert of another rank, which
+    adds nothing. A token's experts are summed in the order in which they are listed, in
     float32 at least. Returns x's shape and dtype.
     """
     import torch
@@ -99,8 +101,10 @@ def grouped_experts(
     rows, factors = x[order // count], weights.flatten()[order][:, None]
     if scale_input:
         rows = (rows * factors).to(x.dtype)
-    outputs = torch.empty_like(rows, dtype=torch.promote_types(x.dtype, torch.float32))
-    ends = torch.bincount(chosen, minlength=num_experts).cumsum(0).tolist()
+    outputs = (torch.zeros_like if partial else torch.empty_like)(
+        rows, dtype=torch.promote_types(x.dtype, torch.float32)
+    )
+    ends = torch.bincount(chosen, minlength=num_experts).cumsum(0)[:num_experts].tolist()
     start = 0
     for expert, end in enumerate(ends):
         if start < end:

@@ -60,6 +60,11 @@ class JaxDevice(Device):
         self.mesh = make_mesh(devices)
         self.programs: dict[tuple[RunnerConfig, tuple[int, ...]], JaxPrograms] = {}
 
+    @property
+    def tp_size(self) -> int:
+        """Devices of the mesh."""
+        return int(self.mesh.size)
+
     def runner(self, config: RunnerConfig) -> "JaxRunner":
         """A JaxRunner over this device's op providers."""
         return JaxRunner(config, self)

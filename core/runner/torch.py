@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ..errors import OutOfMemory
+from ..kv.groups import kv_groups
 from ..ops import OpTable, Selection, select_ops
 from ..platform import Caps, Device, DeviceInfo, KVPlan, Memory, OpContext, Pending, Runner, RunnerConfig
 from ..sampling.sampler import Sampled
@@ -31,9 +32,11 @@ from ..stages import (
 from ..units import format_bytes
 from ..weights.source import ParamSource
 from .caches import new_caches
+from .collectives import Group, mark_cut, rank_ops
 from .done import Done
 from .packed import cut, join, pack
 from .params import put_param
+from .sharding import Share
 from .step import StepArrays, prompt_logprobs, prompt_pieces, run_step
 
 
@@ -43,14 +46,43 @@ class TorchDevice(Device):
     torch_device: what torch calls it, such as "cpu" or a name with an index.
     """
 
+    collectives: str = "gloo"
+    """torch.distributed's name of what moves data between ranks"""
+    ranks: Sequence[str] = ()
+    """--device of each rank, if there are several; the first is this one"""
+    group: Group | None = None
+    share: Share | None = None
+    """of the model, in a process that is one of several ranks"""
+
     def __init__(self, *, info: DeviceInfo, caps: Caps, torch_device: str) -> None:
         self.info = info
         self.caps = caps
         self.torch_device = torch_device
 
-    def runner(self, config: RunnerConfig) -> "TorchRunner":
-        """A TorchRunner over this device's op providers."""
+    @property
+    def tp_size(self) -> int:
+        """Ranks over which a model is cut."""
+        return max(1, len(self.ranks))
+
+    def runner(self, config: RunnerConfig) -> Runner:
+        """A runner over this device's op providers, or over those of all ranks."""
+        if not self.ranks:
+            return self.own_runner(config)
+        from .ranked import RankedRunner
+
+        return RankedRunner(config, self)
+
+    def own_runner(self, config: RunnerConfig) -> "TorchRunner":
+        """The runner of this process."""
         return TorchRunner(config, self)
+
+    def collective(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What a collective gives this rank for its array; all ranks must call it."""
+        assert self.group is not None, "a collective is between ranks"
+        with torch.inference_mode():
+            result = getattr(self.group, name)(torch.from_numpy(array).to(self.torch_device, copy=True))
+        host: npt.NDArray[Any] = result.cpu().numpy()
+        return host
 
     def memory(self) -> Memory:
         """Memory by torch's device-neutral interface."""
@@ -64,12 +96,16 @@ class TorchRunner(Runner):
     takes_late_masks = True
 
     def __init__(self, config: RunnerConfig, device: TorchDevice) -> None:
+        if device.share is not None:
+            spec = device.share.spec
+            config = dataclasses.replace(config, spec=spec, groups=kv_groups(spec, config.max_model_len))
         self.config = config
         self.device = device
         context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
         providers = (*device.providers(), *device.extra_providers)
         table, self.selections = select_ops(providers, context)
-        self.ops: OpTable = _bind_device(table, device.torch_device)
+        self.plain_ops = _bind_device(table, device.torch_device)
+        self.ops: OpTable = _with_collectives(self.plain_ops, device)
         self._params: dict[str, Array] = {}
         self._kv: KVCaches | None = None
         self._last_tokens: Array = None
@@ -83,9 +119,9 @@ class TorchRunner(Runner):
         """Pack or upload each declared parameter as it comes from the checkpoint."""
         with memory_errors("weights"), torch.inference_mode():
             for loaded in params:
-                self._params[loaded.param.name] = put_param(
-                    self.ops, loaded, dtype=self.config.dtype, device=self.device.torch_device
-                )
+                param, device = loaded.param, self.device
+                packed = put_param(self.ops, loaded, dtype=self.config.dtype, device=device.torch_device)
+                self._params[param.name] = packed if device.share is None else mark_cut(packed, param, device.share)
 
     def kv_plan(self) -> KVPlan:
         """Bytes of one block: keys and values of all layers of a group in the model's dtype."""
@@ -249,6 +285,10 @@ def _take_logprobs(rest: list[npt.NDArray[Any]]) -> LogprobArrays:
 def _bind_device(table: OpTable, device: str) -> OpTable:
     table.to_device = functools.partial(table.to_device, device=device)
     return table
+
+
+def _with_collectives(table: OpTable, device: TorchDevice) -> OpTable:
+    return table if device.group is None else rank_ops(table, device.group)
 
 
 @contextmanager

@@ -43,8 +43,8 @@ class GraphRunner(BucketedRunner, TorchRunner):
 
     def __init__(self, config: RunnerConfig, device: TorchDevice, recorder: Recorder, grid: Grid) -> None:
         super().__init__(config, device)
-        self.buckets = Buckets(config, grid)
-        self._functions = Programs(config, self.ops, self.buckets, _as_float)
+        self.buckets = Buckets(self.config, grid)
+        self._functions = Programs(self.config, self.ops, self.buckets, _as_float)
         self._recorder = recorder
         self._recorded: dict[Bucket, _Recorded] = {}
         self._hidden: dict[int, torch.Tensor] = {}

@@ -1,10 +1,12 @@
 """The device side of sampling: logits and a SamplingBatch to token ids and log probabilities, over ops only."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import PluginError
 from ..ops import OpTable
-from ..stages import Array, SamplingBatch
+from ..stages import Array, FloatArray, SamplingBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +56,16 @@ def _run_processors(ops: OpTable, logits: Array, batch: SamplingBatch) -> Array:
     """Processors run on the host, so all logits go there and back; only requests that ask for them pay."""
     host = ops.to_host(logits).copy()
     for row, process in batch.processors:
-        edited = process(host[row].copy())
-        if getattr(edited, "shape", None) != host[row].shape:
-            raise PluginError(
-                f"a logits processor must return an array of shape {host[row].shape}, "
-                f"got {getattr(edited, 'shape', type(edited).__name__)}"
-            )
-        host[row] = edited
+        host[row] = run_processor(process, host[row].copy())
     return ops.to_device(host)
+
+
+def run_processor(process: Callable[[Any], Any], logits: FloatArray) -> FloatArray:
+    """What a logits processor makes of one row, [vocab_size]. Raises PluginError for another shape."""
+    edited: FloatArray = process(logits)
+    if getattr(edited, "shape", None) != logits.shape:
+        raise PluginError(
+            f"a logits processor must return an array of shape {logits.shape}, "
+            f"got {getattr(edited, 'shape', type(edited).__name__)}"
+        )
+    return edited

@@ -16,6 +16,7 @@ def grouped_experts(
     *,
     glu: Callable[[torch.Tensor], torch.Tensor],
     scale_input: bool,
+    partial: bool,
 ) -> torch.Tensor:
     """As the declaration in core/ops/moe.py says. glu: [num_rows, 2 * n] -> [num_rows, n].
 
@@ -28,7 +29,7 @@ def grouped_experts(
         None if bias is None else bias.view(num_experts, 1, -1).to(x.dtype) for bias in (gate_up_bias, down_bias)
     ]
     if len(x) * count <= num_experts:
-        chosen = experts.flatten().long()
+        chosen = experts.flatten().long().clamp(max=num_experts - 1)
         factors = weights.reshape(-1, 1, 1)
         rows = x.repeat_interleave(count, 0)[:, None]
         if scale_input:
@@ -37,6 +38,8 @@ def grouped_experts(
         y = _product(glu(_product(rows, gate_up[chosen], inner)), down[chosen], outer).to(wide)
         if not scale_input:
             y = y * factors
+        if partial:
+            y = torch.where(experts.reshape(-1, 1, 1) < num_experts, y, 0)
         return y.view(len(x), count, -1).sum(1).to(x.dtype)
     out = torch.zeros(x.shape, dtype=wide, device=x.device)
     for expert in range(num_experts):

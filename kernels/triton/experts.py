@@ -158,11 +158,12 @@ class Sorted:
 
 
 def sort_by_expert(experts: torch.Tensor, num_experts: int, tile_rows: int) -> Sorted:
-    """experts: int32 [num_tokens, num_experts_per_token]. Nothing is read back to the host."""
+    """experts: int32 [num_tokens, num_experts_per_token], num_experts for nobody's. The host reads nothing back."""
     chosen = experts.flatten().long()
     order = chosen.argsort(stable=True).to(torch.int32)
-    counts = torch.zeros(num_experts, dtype=torch.int32, device=experts.device)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int32, device=experts.device)
     counts.scatter_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32))
+    counts = counts[:num_experts]
     padded = (counts + tile_rows - 1) // tile_rows * tile_rows
     first, ends = counts.cumsum(0) - counts, padded.cumsum(0)
     return Sorted(order=order, first=first.to(torch.int32), counts=counts, ends=ends.to(torch.int32))

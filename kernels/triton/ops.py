@@ -386,6 +386,7 @@ class TritonOps:
         clamp: float = 0.0,
         scale_input: bool = False,
         gated: bool = True,
+        partial: bool = False,
     ) -> torch.Tensor:
         """x: [num_tokens, hidden_size]; see core/ops/moe.py. Experts are gated."""
         assert gated, "the kernel has no experts without a gate"
@@ -400,7 +401,9 @@ class TritonOps:
         tiles = most_tiles(num_rows, num_experts, rows)
         inner_dtype = torch.float32 if self.wide_dot else x.dtype  # the interpreter cuts bfloat16 off
         inner = torch.empty((num_rows, size), dtype=inner_dtype, device=x.device)
-        outputs = torch.empty((num_rows, hidden_size), dtype=torch.float32, device=x.device)
+        outputs = (torch.zeros if partial else torch.empty)(
+            (num_rows, hidden_size), dtype=torch.float32, device=x.device
+        )
         cut = {
             "EXPERTS": num_experts,
             "EXPERT_BLOCK": triton.next_power_of_2(num_experts),

@@ -13,6 +13,7 @@ from headrace.core.self_test import Driver, nmse, tiny_spec
 from headrace.core.units import format_bytes
 
 from .registry import DTYPES, Failed, NotSupported, Subject, add_check, check
+from .values import random_weights
 
 LENGTHS = (1, 16, 17, 40, 75)
 NUM_TOKENS = 12
@@ -254,6 +255,34 @@ def check_warm(subject: Subject) -> str:
     driver.step({row: 1 for row in rows})
     _same(runner.num_programs, warm, "programs after steps of many shapes")
     return f"{warm} programs before and after"
+
+
+@check("model.recorded")
+def check_recorded(subject: Subject) -> str:
+    """Recorded steps give what the same ops give one by one."""
+    from headrace.core.runner.torch import TorchDevice, TorchRunner
+
+    device = subject.device
+    if device.caps.capture != "graph" or not isinstance(device, TorchDevice):
+        raise NotSupported("no step is recorded, or no step can run without its recording")
+    runner, config = subject.runner(tiny_spec(), params=random_weights)
+    eager = subject.keep(TorchRunner(config, device))
+    eager.load(random_weights(config.spec))
+    recorded, one_by_one = Driver(runner, config), Driver(eager, config)
+    worst = 0.0
+    for round_ in range(3):  # the second finds what the first has left in the arrays of a recording
+        found = []
+        for driver in (recorded, one_by_one):
+            driver.remove_all()
+            rows = [driver.add(_prompt(length, seed=round_)) for length in LENGTHS[round_:]]
+            driver.step({row: len(driver.requests[row].token_ids) for row in rows})
+            found.append([driver.step({row: 1 for row in rows}, num_logprobs=8).logprobs for _ in range(4)])
+        for got, want in zip(*found, strict=True):
+            assert got is not None and want is not None, "log probabilities were asked for"
+            worst = max(worst, nmse(got.top_values, want.top_values))
+    if not worst <= MODEL_TOLERANCE["float32"]:
+        raise Failed(f"error {worst:.1e}, allowed {MODEL_TOLERANCE['float32']:.0e}")
+    return f"3 rounds of 4 steps, error {worst:.1e}"
 
 
 @check("memory.kv_plan")

@@ -11,7 +11,7 @@ from headrace.core.models.spec import ModelSpec
 from headrace.core.ops import OpTable
 from headrace.core.platform import Device, Runner, RunnerConfig
 from headrace.core.plugin_loader import Plugins
-from headrace.core.self_test import load_runner, place_of, tiny_config, tiny_spec
+from headrace.core.self_test import Weights, dummy_weights, load_runner, place_of, tiny_config, tiny_spec
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -36,7 +36,7 @@ class Subject:
     def __init__(self, device: Device, plugins: Plugins) -> None:
         self.device = device
         self.place = place_of(device)
-        self._plugins = plugins
+        self.plugins = plugins
         self._ops: dict[str, OpTable] = {}
         self._runners: list[Runner] = []
 
@@ -50,7 +50,7 @@ class Subject:
         import torch
 
         config = EngineConfig(device=DeviceConfig(device="reference", threads=torch.get_num_threads()))
-        return open_device(config, self._plugins)
+        return open_device(config, self.plugins)
 
     @property
     def block_size(self) -> int:
@@ -76,16 +76,20 @@ class Subject:
             self._ops[dtype] = runner.ops
         return self._ops[dtype]
 
-    def runner(self, spec: ModelSpec, *, dtype: str = "float32") -> tuple[Runner, RunnerConfig]:
-        """A loaded runner of the device."""
+    def runner(
+        self, spec: ModelSpec, *, dtype: str = "float32", params: Weights = dummy_weights
+    ) -> tuple[Runner, RunnerConfig]:
+        """A loaded runner of the device. params: where its weights come from."""
         self.need(dtype=dtype)
         config = tiny_config(spec, dtype=dtype, block_size=self.block_size)
-        return self._keep(load_runner(self.device, config)), config
+        return self.keep(load_runner(self.device, config, params=params)), config
 
-    def reference_runner(self, spec: ModelSpec, *, dtype: str = "float32") -> tuple[Runner, RunnerConfig]:
+    def reference_runner(
+        self, spec: ModelSpec, *, dtype: str = "float32", params: Weights = dummy_weights
+    ) -> tuple[Runner, RunnerConfig]:
         """A runner of the reference with the same weights."""
         config = tiny_config(spec, dtype=dtype, block_size=self.block_size)
-        return self._keep(load_runner(self.reference, config)), config
+        return self.keep(load_runner(self.reference, config, params=params)), config
 
     def release(self) -> None:
         """Close the runners; called after each check."""
@@ -94,7 +98,8 @@ class Subject:
         self._runners.clear()
         self._ops.clear()
 
-    def _keep(self, runner: Runner) -> Runner:
+    def keep(self, runner: Runner) -> Runner:
+        """The runner, which is closed behind the check."""
         self._runners.append(runner)
         return runner
 

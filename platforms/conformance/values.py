@@ -1,11 +1,17 @@
 """Arguments of ops as data: what a check hands to a device and to the definition alike."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from headrace.core.models.params import Param
+from headrace.core.models.spec import ModelSpec
+from headrace.core.self_test import dummy_weights
+from headrace.core.weights.source import LoadedParam, ParamSource
 
 Rng = np.random.Generator
 HostArray = npt.NDArray[Any]
@@ -49,3 +55,31 @@ def normal32(rng: Rng, *shape: int) -> Value:
 def whole(array: npt.ArrayLike) -> Value:
     """Whole numbers."""
     return Value("index", np.asarray(array, np.int32))
+
+
+def random_weights(spec: ModelSpec) -> ParamSource:
+    """Weights as `dummy_weights` makes them, but with biases and norm weights that differ from value to value: zeros
+    and ones would hide that one is missing."""
+    return _RandomVectors(dummy_weights(spec))
+
+
+class _RandomVectors:
+    """A ParamSource over another whose vectors are random."""
+
+    def __init__(self, source: ParamSource) -> None:
+        self._source = source
+
+    def params(self) -> Sequence[Param]:
+        """As the other's."""
+        return self._source.params()
+
+    def __iter__(self) -> Iterator[LoadedParam]:
+        """Each parameter once."""
+        for loaded in self._source:
+            if loaded.param.kind != "vector":
+                yield loaded
+                continue
+            [tensor] = loaded.tensors
+            rng = np.random.default_rng(zlib.crc32(loaded.param.name.encode()))
+            data = tensor.data + np.float32(0.3) * rng.standard_normal(tensor.shape, np.float32)
+            yield LoadedParam(param=loaded.param, tensors=(replace(tensor, data=data),))

@@ -1,6 +1,6 @@
 """The processor under torch: for the reference platform, and for models that have no native program."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -14,7 +14,8 @@ from .memory import host_memory
 class HostDevice(TorchDevice):
     """All ops have their definitions here, so it lacks nothing that a model needs."""
 
-    def __init__(self, *, info: DeviceInfo, dtypes: tuple[str, ...], threads: int) -> None:
+    def __init__(self, *, info: DeviceInfo, dtypes: tuple[str, ...], threads: int, ranks: Sequence[str] = ()) -> None:
+        self.ranks = ranks
         caps = Caps(dtypes=dtypes, shared_memory=True, features=frozenset(FEATURES))
         super().__init__(info=info, caps=caps, torch_device="cpu")
         self.threads = threads

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headrace.core.config import EngineConfig
-from headrace.core.devices import EMULATED
+from headrace.core.devices import EMULATED, rank_devices
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Pending, Platform, RunnerConfig
@@ -32,21 +32,22 @@ RESERVE_BYTES = 2 << 30
 
 
 class GaudiPlatform(Platform):
-    """Opens one accelerator by its index, or the emulated device."""
+    """Opens accelerators by their indices, or the emulated device."""
 
     def open(self, ids: Sequence[str], config: EngineConfig) -> Device:
         """Open it. Raises DeviceUnavailable."""
+        ranks = rank_devices("gaudi", ids, config)
         if list(ids) == [EMULATED]:
-            return GaudiDevice(_emulated_info(), torch_device="cpu", bridge=None)
-        if len(ids) > 1 or not all(text.isdecimal() for text in ids):
+            return GaudiDevice(_emulated_info(), torch_device="cpu", bridge=None, ranks=ranks)
+        if not all(text.isdecimal() for text in ids):
             raise DeviceUnavailable(
-                f"device gaudi takes one index, got {','.join(ids)}",
+                f"device gaudi takes indices, got {','.join(ids)}",
                 remedies=["--device gaudi:0", f"--device gaudi:{EMULATED}"],
             )
         # Read when the bridge starts. A process has one accelerator, which is its first; graphs need the lazy mode.
         os.environ.setdefault("PT_HPU_LAZY_MODE", "1")
-        if ids:
-            os.environ["HABANA_VISIBLE_MODULES"] = ids[0]
+        if ids or ranks:
+            os.environ["HABANA_VISIBLE_MODULES"] = ids[0] if ids else "0"
         try:
             bridge = import_module(f"{BRIDGE}.torch")
         except ImportError as error:
@@ -59,19 +60,21 @@ class GaudiPlatform(Platform):
             )
         free, total = bridge.hpu.mem_get_info()
         info = DeviceInfo(
-            id=f"gaudi:{ids[0] if ids else 0}",
+            id=f"gaudi:{','.join(ids) or 0}",
             name=bridge.hpu.get_device_name(),
             kind="accelerator",
             total_bytes=total,
             free_bytes=free,
         )
-        return GaudiDevice(info, torch_device="hpu", bridge=bridge)
+        return GaudiDevice(info, torch_device="hpu", bridge=bridge, ranks=ranks)
 
 
 class GaudiDevice(TorchDevice):
     """One accelerator. bridge: habana_frameworks.torch, None where it is emulated."""
 
-    def __init__(self, info: DeviceInfo, *, torch_device: str, bridge: Any) -> None:
+    def __init__(self, info: DeviceInfo, *, torch_device: str, bridge: Any, ranks: Sequence[str] = ()) -> None:
+        self.ranks = ranks
+        self.collectives = "gloo" if bridge is None else "hccl"
         caps = Caps(
             dtypes=("float32", "bfloat16") if bridge is None else ("bfloat16", "float32"),
             depth=1,
@@ -84,7 +87,7 @@ class GaudiDevice(TorchDevice):
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self.bridge = bridge
 
-    def runner(self, config: RunnerConfig) -> GraphRunner:
+    def own_runner(self, config: RunnerConfig) -> GraphRunner:
         """A runner of recorded steps."""
         recorder: Recorder = OperationList() if self.bridge is None else HpuGraphs(self.bridge)
         return GaudiRunner(config, self, recorder, GRID)

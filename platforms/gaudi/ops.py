@@ -47,6 +47,7 @@ def _grouped_experts(
     clamp: float = 0.0,
     scale_input: bool = False,
     gated: bool = True,
+    partial: bool = False,
 ) -> Array:
     return moe.grouped_experts(
         x,
@@ -58,6 +59,7 @@ def _grouped_experts(
         down_bias,
         glu=lambda inner: glu(inner, activation, clamp, gated),
         scale_input=scale_input,
+        partial=partial,
     )
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from headrace.core.config import EngineConfig
-from headrace.core.devices import EMULATED
+from headrace.core.devices import EMULATED, rank_devices
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform, RunnerConfig
@@ -27,17 +27,19 @@ class Vendor:
 
     name: the platform. torch_name: what torch calls the device type. emulated_arch: the architecture whose tuning
     the emulated device uses. reserve_bytes: what the driver and the libraries take later.
+    collectives: torch.distributed's name of the vendor's library.
     """
 
     name: str
     torch_name: str
     emulated_arch: str
     fix: str
+    collectives: str
     reserve_bytes: int = 512 << 20
 
 
 class GpuPlatform(Platform):
-    """Opens one GPU by its index, or the emulated device. Subclasses say which vendor's."""
+    """Opens GPUs by their indices, or the emulated device. Subclasses say which vendor's."""
 
     vendor: Vendor
 
@@ -48,41 +50,43 @@ class GpuPlatform(Platform):
     def open(self, ids: Sequence[str], config: EngineConfig) -> Device:
         """Open it. Raises DeviceUnavailable."""
         vendor = self.vendor
+        ranks = rank_devices(vendor.name, ids, config)
         if list(ids) == [EMULATED]:
-            return _open_emulated(vendor)
-        if len(ids) > 1 or not all(text.isdecimal() for text in ids):
+            return _open_emulated(vendor, ranks)
+        if not all(text.isdecimal() for text in ids):
             raise DeviceUnavailable(
-                f"device {vendor.name} takes one index, got {','.join(ids)}",
+                f"device {vendor.name} takes indices, got {','.join(ids)}",
                 remedies=[f"--device {vendor.name}:0", f"--device {vendor.name}:{EMULATED}"],
             )
-        index = int(ids[0]) if ids else 0
+        index, last = (int(ids[0]), max(map(int, ids))) if ids else (0, max(1, len(ranks)) - 1)
         import torch
 
         module = getattr(torch, vendor.torch_name)
-        if not module.is_available() or index >= module.device_count():
+        if not module.is_available() or last >= module.device_count():
             found = module.device_count() if module.is_available() else 0
             raise DeviceUnavailable(
-                f"torch {torch.__version__} sees {found} {vendor.name} devices, so there is no {vendor.name}:{index}",
+                f"torch {torch.__version__} sees {found} {vendor.name} devices, so there is no {vendor.name}:{last}",
                 remedies=[vendor.fix, "headrace devices"],
             )
         module.set_device(index)
         free, total = module.mem_get_info(index)
         info = DeviceInfo(
-            id=f"{vendor.name}:{index}",
+            id=f"{vendor.name}:{','.join(ids) or index}",
             name=module.get_device_name(index),
             kind="gpu",
             total_bytes=total,
             free_bytes=free,
             arch=self.architecture(index),
         )
-        return GpuDevice(vendor, info, torch_device=f"{vendor.torch_name}:{index}")
+        return GpuDevice(vendor, info, torch_device=f"{vendor.torch_name}:{index}", ranks=ranks)
 
 
 class GpuDevice(TorchDevice):
     """One GPU. Emulated, it has the tensors of the host and Triton's interpreter."""
 
-    def __init__(self, vendor: Vendor, info: DeviceInfo, *, torch_device: str) -> None:
+    def __init__(self, vendor: Vendor, info: DeviceInfo, *, torch_device: str, ranks: Sequence[str] = ()) -> None:
         self.vendor = vendor
+        self.ranks = ranks
         self.is_emulated = torch_device == "cpu"
         dtypes = ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
         caps = Caps(
@@ -94,9 +98,10 @@ class GpuDevice(TorchDevice):
             features=frozenset(FEATURES),
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)
+        self.collectives = "gloo" if self.is_emulated else vendor.collectives
         self._provider, self._about = triton_provider(info.arch, interpreted=self.is_emulated)
 
-    def runner(self, config: RunnerConfig) -> GpuRunner:
+    def own_runner(self, config: RunnerConfig) -> GpuRunner:
         """A runner that records decodes."""
         return GpuRunner(config, self, None if self.is_emulated else self.module)
 
@@ -127,10 +132,11 @@ class GpuDevice(TorchDevice):
 
     def describe(self) -> Mapping[str, str]:
         """The architecture, the tuning of the kernels and how they run."""
-        return {"arch": self.info.arch, **self._about}
+        ranks = {"ranks": f"{self.tp_size} by {self.collectives}"} if self.ranks else {}
+        return {"arch": self.info.arch, **self._about, **ranks}
 
 
-def _open_emulated(vendor: Vendor) -> GpuDevice:
+def _open_emulated(vendor: Vendor, ranks: Sequence[str]) -> GpuDevice:
     if find_spec("triton") is None:
         raise DeviceUnavailable(
             f"device {vendor.name}:{EMULATED} runs Triton's interpreter, and the package triton is not installed",
@@ -152,4 +158,4 @@ def _open_emulated(vendor: Vendor) -> GpuDevice:
         free_bytes=memory.free_bytes,
         arch=vendor.emulated_arch,
     )
-    return GpuDevice(vendor, info, torch_device="cpu")
+    return GpuDevice(vendor, info, torch_device="cpu", ranks=ranks)

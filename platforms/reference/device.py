@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from headrace.core.config import EngineConfig
+from headrace.core.devices import AUTO
 from headrace.core.platform import Device, Platform, Probe, Status
 
 from ..cpu.detect import cpu_info
@@ -32,8 +33,11 @@ class ReferencePlatform(Platform):
         from ..cpu.host import HostDevice
 
         check_no_ids("reference", ids)
+        size = config.device.tensor_parallel_size
+        num_ranks = 1 if size == AUTO else size
         return HostDevice(
             info=cpu_info(id="reference"),
             dtypes=("float32", "bfloat16", "float16", "float64"),
-            threads=choose_threads(config),
+            threads=max(1, choose_threads(config) // num_ranks),
+            ranks=("reference",) * num_ranks if num_ranks > 1 else (),
         )

@@ -7,7 +7,7 @@ from .detect import FIX
 class RocmPlatform(GpuPlatform):
     """Opens an AMD GPU, or its emulation with the tuning of an MI300."""
 
-    vendor = Vendor(name="rocm", torch_name="cuda", emulated_arch="gfx942", fix=FIX)
+    vendor = Vendor(name="rocm", torch_name="cuda", emulated_arch="gfx942", fix=FIX, collectives="nccl")
 
     def architecture(self, index: int) -> str:
         """The gfx name without its features."""

@@ -62,7 +62,7 @@ def route_experts(
     return weights * weight_scale, experts.astype(jnp.int32)
 
 
-@compiled("activation", "clamp", "scale_input", "gated")
+@compiled("activation", "clamp", "scale_input", "gated", "partial")
 def grouped_experts(
     x: Array,
     weights: Array,
@@ -76,6 +76,7 @@ def grouped_experts(
     clamp: float = 0.0,
     scale_input: bool = False,
     gated: bool = True,
+    partial: bool = False,
 ) -> Array:
     """Sum over a token's experts of weight * down(act(gate(x)) * up(x)), or ungated; rows are sorted by expert."""
     sums = expert_sums(

@@ -157,7 +157,8 @@ def test_a_step_that_fails_costs_one_request(moody_server: LiveServer, llm: LLM)
 def test_stalls_pings_and_timeouts(model_folder: Path, moody: dict[str, str]) -> None:
     env = {**moody, "HEADRACE_LOAD_FORMAT": "dummy", "HEADRACE_KV_MEMORY": "8MiB"}
     env |= {"HEADRACE_STALL_TIMEOUT_S": "1", "HEADRACE_PING_INTERVAL_S": "1"}
-    with LiveServer(model_folder, "--request-timeout-s", "5", env=env, device="moody") as server:
+    env["HEADRACE_REQUEST_TIMEOUT_S"] = "5"
+    with LiveServer(model_folder, env=env, device="moody") as server:
         body = {"prompt": SLOW, "stream": True, "max_tokens": 2}
         started_s = time.monotonic()
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
