@@ -14,6 +14,8 @@ from .suggest import did_you_mean
 from .units import parse_bytes
 
 DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = ("int8",)
+"""What a KV cache may hold beside activations: see ops.attention.Integers."""
 QUANTIZATIONS = ("none", "int8", "int8-channel", "int4", "int4-g64", "int4-g128", "int4-sym")
 """What becomes of a layer's weights: see weights.quantize."""
 
@@ -86,6 +88,12 @@ class KVConfig:
     kv_memory: str = option(
         "auto", "memory for the KV cache, such as 8GiB; auto is computed from what is free", cli=True
     )
+    kv_dtype: str = option(
+        "auto",
+        "auto keeps the dtype of activations; int8 halves the cache: 8 bits a number, a scale a token and head",
+        cli=True,
+        choices=("auto", *KV_DTYPES),
+    )
     block_size: int = option(16, "tokens in one KV block")
     prefix_caching: bool = option(True, "share the KV blocks of equal prefixes", cli=True)
     hash_seed: int = option(0, "seed of the prefix cache's hashes; processes that share blocks share it")
@@ -93,6 +101,7 @@ class KVConfig:
     def __post_init__(self) -> None:
         if self.kv_memory != "auto":
             parse_bytes(self.kv_memory, name="kv_memory")
+        _check_choice("kv_dtype", self.kv_dtype, ("auto", *KV_DTYPES))
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, got {self.block_size}")
 
@@ -103,7 +112,7 @@ class SchedulerConfig:
 
     max_num_seqs: int = option(64, "requests that may run at the same time", cli=True)
     max_num_batched_tokens: int = option(2048, "tokens in one step (its budget)", cli=True)
-    policy: str = option("fcfs", "order of waiting requests", cli=True, choices=("fcfs", "priority"))
+    policy: str = option("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
     seed: int = option(0, "seed of requests that bring none", cli=True)
 
     def __post_init__(self) -> None:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from .config import DTYPES, EngineConfig
+from .config import DTYPES, KV_DTYPES, EngineConfig
 from .engine.build import Model, describe_model, model_bytes
 from .engine.resolve import (
     resolve_block_size,
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
+    resolve_kv_dtype,
     resolve_length,
 )
 from .errors import CapacityError
@@ -28,7 +29,7 @@ class Target:
 
     name: str
     memory: Memory
-    caps: Caps = field(default_factory=lambda: Caps(dtypes=DTYPES, schemes=("int8", "int4")))
+    caps: Caps = field(default_factory=lambda: Caps(dtypes=DTYPES, kv_dtypes=KV_DTYPES, schemes=("int8", "int4")))
     device: Device | None = None
 
     def packed_bytes(self, shape: tuple[int, ...], format: str | Scheme) -> int:
@@ -68,6 +69,7 @@ class MemoryPlan:
     dtype: str
     dtype_reason: str
     quantize: str
+    kv_dtype: str
     weights_bytes: int
     read_bytes: int
     max_model_len: int
@@ -156,6 +158,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
         dtype=dtype.value,
         dtype_reason=dtype.reason,
         quantize=config.model.quantize,
+        kv_dtype=dtype.value if config.kv.kv_dtype == "auto" else config.kv.kv_dtype,
         weights_bytes=weights,
         read_bytes=weights - looked_up,
         max_model_len=length,
@@ -186,10 +189,11 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
 def _kv_plan(
     config: EngineConfig, model: Model, target: Target, dtype: str, groups: tuple[KVGroup, ...], length: int
 ) -> KVPlan:
-    """What the device's runner says of its KV blocks; without a device, keys and values in `dtype`."""
+    """What the device's runner says of its KV blocks; without a device, plain arrays."""
     block_size = resolve_block_size(config.kv.block_size, target.caps)
+    kv_dtype = resolve_kv_dtype(config.kv.kv_dtype, target.caps)
     if target.device is None:
-        sizes = tuple(group.block_bytes(block_size, dtype) for group in groups)
+        sizes = tuple(group.block_bytes(block_size, dtype, kv_dtype) for group in groups)
         return KVPlan(block_size=block_size, block_bytes=sizes)
     runner = target.device.runner(
         RunnerConfig(
@@ -201,6 +205,7 @@ def _kv_plan(
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=length,
             engine=config,
+            kv_dtype=kv_dtype,
         )
     )
     try:

@@ -90,6 +90,8 @@ class Caps:
     array: Literal["torch", "jax", "opaque"] = "torch"
     dtypes: tuple[str, ...] = ("float32",)
     """usable dtypes; the first is what dtype=auto takes if the checkpoint's own is not among them"""
+    kv_dtypes: tuple[str, ...] = ()
+    """what a KV cache may hold instead of activations' dtype, such as "int8" (see ops.attention)"""
     schemes: tuple[str, ...] = ()
     """weight schemes with kernels of their own, such as "int8" or "q8_0"; others are dequantized, reported as slow"""
     depth: int = 0
@@ -151,6 +153,8 @@ class OpContext:
     spec: "ModelSpec"
     dtype: str
     block_size: int
+    kv_dtype: str = ""
+    """of keys and values in the cache; empty: dtype"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +163,15 @@ class OpProvider:
 
     ops: op name -> function with the signature of its declaration. declines: (op name, context) -> why this
     provider cannot serve it there, or "" if it can. Ops of one family that share a memory layout (see
-    core/ops) are taken from one provider together or not at all.
+    core/ops) are taken from one provider together or not at all. kv_dtypes: as in `Caps`; a provider without the
+    asked one is not asked for the ops of the cache.
     """
 
     name: str
     priority: int = 50
     ops: Mapping[str, Callable[..., Any]]
     declines: Callable[[str, OpContext], str] = lambda op, context: ""
+    kv_dtypes: tuple[str, ...] = ()
 
 
 # ---- device and runner -------------------------------------------------------------------------------------
@@ -181,6 +187,12 @@ class RunnerConfig:
     max_num_batched_tokens: int
     max_model_len: int
     engine: "EngineConfig"
+    kv_dtype: str = ""
+    """of keys and values in the cache; empty: dtype"""
+
+    def block_bytes(self) -> tuple[int, ...]:
+        """Bytes of one block of each group, in plain arrays."""
+        return tuple(group.block_bytes(self.block_size, self.dtype, self.kv_dtype) for group in self.groups)
 
 
 class Pending(Protocol):

@@ -20,7 +20,7 @@ import numpy as np
 from ..config import EngineConfig
 from ..devices import open_device
 from ..engine.build import Model, describe_model, load_params
-from ..engine.resolve import resolve_block_size, resolve_dtype
+from ..engine.resolve import resolve_block_size, resolve_dtype, resolve_kv_dtype
 from ..errors import ConfigError, Unsupported
 from ..kv.groups import kv_groups
 from ..models.decoder import compute_logits, decoder
@@ -168,6 +168,7 @@ def _open(config: EngineConfig, model: Model, device: Device, loads: Sequence[Lo
         max_num_batched_tokens=max(load.num_seqs * load.num_tokens for load in loads),
         max_model_len=longest,
         engine=config,
+        kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, device.caps),
     )
     runner = device.runner(runner_config)
     if runner.ops is None:
@@ -337,6 +338,7 @@ def _note_step(subject: _Subject, load: Load) -> _Notes:
         num_layers=config.spec.num_layers,
         block_size=config.block_size,
         dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
         device=subject.place,
     )
     notes = _Notes(subject.ops, {*map(id, subject.params.values()), *map(id, kv.layers)})

@@ -69,7 +69,7 @@ def _print(plan: "MemoryPlan", bandwidth: int | None) -> None:
         rows.append([what, format_bytes(size), f"{group.num_layers} layers{window}; {per_block}"])
     rows.append(["KV of one request", format_bytes(plan.request_bytes), f"{plan.max_model_len} tokens"])
     if plan.fits:
-        at_once = f"{plan.concurrency:.1f} such requests at once (at most {plan.max_num_seqs} run)"
+        at_once = f"{plan.kv_dtype}, {plan.concurrency:.1f} such requests at once (at most {plan.max_num_seqs} run)"
         rows.append(["KV cache", format_bytes(plan.kv_bytes), at_once])
         left = plan.free_bytes - plan.weights_bytes - plan.kv_bytes - plan.step_bytes
         if plan.step_bytes:

@@ -57,6 +57,7 @@ from .resolve import (
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
+    resolve_kv_dtype,
     resolve_length,
     stored_bytes,
 )
@@ -201,6 +202,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             max_model_len=length,
             engine=config,
+            kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, device.caps),
         )
         runner = device.runner(runner_config)
         cleanup.callback(runner.close)
@@ -304,7 +306,8 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 Choice(
                     name="kv",
                     value=format_bytes(capacity.kv.total_bytes),
-                    reason=f"{capacity.reason}; {capacity.kv.num_full_length:.1f} requests of "
+                    reason=f"{runner_config.kv_dtype or dtype.value}, {capacity.reason}; "
+                    f"{capacity.kv.num_full_length:.1f} requests of "
                     f"{capacity.max_model_len} tokens"
                     if runner_config.groups
                     else f"an encoder keeps nothing; texts of up to {capacity.max_model_len} tokens",

@@ -51,6 +51,21 @@ def resolve_dtype(wanted: str, spec: ModelSpec, caps: Caps, *, blocked: bool) ->
     )
 
 
+def resolve_kv_dtype(wanted: str, caps: Caps) -> str:
+    """What the KV cache holds: "" for activations' dtype. Raises Unsupported."""
+    if wanted == "auto":
+        return ""
+    if wanted not in caps.kv_dtypes:
+        others = (
+            f"it has {', '.join(caps.kv_dtypes)}" if caps.kv_dtypes else "its caches hold activations' dtype only"
+        )
+        raise Unsupported(
+            f"the device has no KV cache of {wanted}; {others}",
+            remedies=["without --kv-dtype", "--device cpu"],
+        )
+    return wanted
+
+
 def resolve_gaps(device: Device, spec: ModelSpec) -> list[Gap]:
     """Ask the device what it cannot do for this model. Raises Unsupported for the first error."""
     gaps = device.check(model_needs(spec))

@@ -40,16 +40,17 @@ class KVGroup:
         """(layer, arrays of one state) for each layer with states."""
         return zip(self.layer_indices, self.states, strict=True) if self.states else ()
 
-    def block_bytes(self, block_size: int, dtype: str) -> int:
-        """Bytes of one block of all layers in plain arrays of `dtype`."""
-        size = DTYPE_BYTES[dtype]
-        keys_and_values = sum(2 * num_kv_heads * head_dim for num_kv_heads, head_dim in self.heads)
+    def block_bytes(self, block_size: int, dtype: str, kv_dtype: str = "") -> int:
+        """Bytes of one block of all layers in plain arrays of `dtype`, keys and values in kv_dtype if it is given."""
+        size, kv_size = DTYPE_BYTES[dtype], DTYPE_BYTES[kv_dtype or dtype]
+        scale_bytes = DTYPE_BYTES["float32"] if kv_dtype == "int8" else 0
+        keys_and_values = sum(2 * heads * (head_dim * kv_size + scale_bytes) for heads, head_dim in self.heads)
         states = sum(
             math.prod(shape.shape) * (DTYPE_BYTES["float32"] if shape.is_float32 else size)
             for layer in self.states
             for shape in layer
         )
-        return block_size * keys_and_values * size + self.num_lanes * states
+        return block_size * keys_and_values + self.num_lanes * states
 
     def num_slots(self, num_blocks: int, block_size: int) -> int:
         """Slots of a cache of so many blocks."""

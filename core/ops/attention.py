@@ -1,6 +1,7 @@
 """Paged attention (Kwon et al. 2023). One family: the ops share the layout of the KV cache."""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..stages import Array
@@ -17,12 +18,53 @@ def new_kv_cache(
 ) -> Array:
     """The KV cache of one layer, zeroed: an opaque object for `write_kv` and `paged_attention`.
 
-    The definition holds (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim].
+    dtype: that of activations, or "int8": integers with a float32 scale for each token and head. The definition
+    holds (keys, values), each [num_blocks, block_size, num_kv_heads, head_dim] or `Integers` of that shape.
     """
     from ._torch import zeros
 
     shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    if dtype == "int8":
+        keys, values = (
+            Integers(codes=zeros(shape, "int8", device), scales=zeros(shape[:-1], "float32", device))
+            for _ in range(2)
+        )
+        return keys, values
     return zeros(shape, dtype, device), zeros(shape, dtype, device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Integers:
+    """Keys or values of a cache of integers: codes times scales.
+
+    codes: int8 [num_blocks, block_size, num_kv_heads, head_dim]. scales: float32, one for each head_dim codes.
+
+    A vector of head_dim has the scale max|x| / 127 and the codes x * (127 / max|x|), computed in float32 and rounded
+    to nearest even. One that holds a NaN or an infinity has the scale NaN.
+    """
+
+    codes: "torch.Tensor"
+    scales: "torch.Tensor"
+
+    @property
+    def shape(self) -> "torch.Size":
+        """Of the codes."""
+        return self.codes.shape
+
+    def write(self, slots: "torch.Tensor", x: "torch.Tensor") -> None:
+        """Store x, [num_tokens, num_kv_heads, head_dim]."""
+        import torch
+
+        x = x.float()
+        top = x.abs().amax(-1)
+        inverse = torch.where(top > 0, 127 / top, 0.0)
+        codes = torch.round(x * inverse[..., None]).nan_to_num(0.0)
+        self.codes.flatten(0, 1)[slots] = codes.to(torch.int8)
+        self.scales.flatten(0, 1)[slots] = torch.where(top.isfinite(), top / 127, math.nan)
+
+    def __getitem__(self, blocks: "torch.Tensor") -> "torch.Tensor":
+        """What the codes of some blocks stand for, float32."""
+        return self.codes[blocks] * self.scales[blocks][..., None]
 
 
 def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> Array:
@@ -31,10 +73,12 @@ def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> 
     key, value: [num_tokens, num_kv_heads, head_dim]; slot_mapping: int32 [num_tokens], slot = block_id *
     block_size + offset; a slot of -1 is padding and lands in the null block 0 or nowhere.
     """
-    keys, values = kv_cache
     slots = slot_mapping.long().clamp(min=0)
-    keys.flatten(0, 1)[slots] = key.to(keys.dtype)
-    values.flatten(0, 1)[slots] = value.to(values.dtype)
+    for stored, new in zip(kv_cache, (key, value), strict=True):
+        if isinstance(stored, Integers):
+            stored.write(slots, new)
+        else:
+            stored.flatten(0, 1)[slots] = new.to(stored.dtype)
     return kv_cache
 
 

@@ -148,6 +148,8 @@ def _choose(
             continue
         missing = [op for op in unit if op not in provider.ops]
         reason = f"brings no {', '.join(missing)}, which share a layout with it" if missing else ""
+        if not reason and "new_kv_cache" in unit and context.kv_dtype and context.kv_dtype not in provider.kv_dtypes:
+            reason = f"has no KV cache of {context.kv_dtype}"
         reason = reason or next((text for op in unit if (text := provider.declines(op, context))), "")
         if not reason:
             return provider, tuple(declined)

@@ -16,10 +16,14 @@ def new_caches(
     num_layers: int,
     block_size: int,
     dtype: str,
+    kv_dtype: str = "",
     device: Any,
     state_device: Any = None,
 ) -> KVCaches:
-    """Zeroed caches of so many blocks per group. device: as the ops take it; state_device: that of states."""
+    """Zeroed caches of so many blocks per group.
+
+    kv_dtype: of keys and values, if it is not `dtype`. device: as the ops take it; state_device: that of states.
+    """
     layers: list[Array] = [None] * num_layers
     states: list[Sequence[Array]] = [()] * num_layers
     cross: list[Array] = []
@@ -30,7 +34,7 @@ def new_caches(
                 block_size=block_size,
                 num_kv_heads=num_kv_heads,
                 head_dim=head_dim,
-                dtype=dtype,
+                dtype=kv_dtype or dtype,
                 device=device,
             )
             if group.kind == "cross":

@@ -101,7 +101,9 @@ class TorchRunner(Runner):
             config = dataclasses.replace(config, spec=spec, groups=kv_groups(spec, config.max_model_len))
         self.config = config
         self.device = device
-        context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
+        context = OpContext(
+            spec=config.spec, dtype=config.dtype, block_size=config.block_size, kv_dtype=config.kv_dtype
+        )
         providers = (*device.providers(), *device.extra_providers)
         table, self.selections = select_ops(providers, context)
         self.plain_ops = _bind_device(table, device.torch_device)
@@ -124,11 +126,8 @@ class TorchRunner(Runner):
                 self._params[param.name] = packed if device.share is None else mark_cut(packed, param, device.share)
 
     def kv_plan(self) -> KVPlan:
-        """Bytes of one block: keys and values of all layers of a group in the model's dtype."""
-        size, dtype = self.config.block_size, self.config.dtype
-        return KVPlan(
-            block_size=size, block_bytes=tuple(group.block_bytes(size, dtype) for group in self.config.groups)
-        )
+        """Bytes of one block: keys and values of all layers of a group."""
+        return KVPlan(block_size=self.config.block_size, block_bytes=self.config.block_bytes())
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate the caches layer by layer; `num_blocks` includes the null block."""
@@ -143,6 +142,7 @@ class TorchRunner(Runner):
                 num_layers=self.config.spec.num_layers,
                 block_size=self.config.block_size,
                 dtype=self.config.dtype,
+                kv_dtype=self.config.kv_dtype,
                 device=self.device.torch_device,
             )
             # One more than there are slots: where the slot -1 of a padded step lands.

@@ -18,6 +18,7 @@ Format: TypeAlias = Literal[
     "float32", "bfloat16", "float16", "int8", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "int4"
 ]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+KVDtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
 ActivationName: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
 
 def compiled_tiers() -> list[str]:
@@ -94,16 +95,17 @@ class KVCache:
     """The KV cache of one layer, zeroed."""
 
     def __init__(self, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> None:
-        """block_size must be a power of two."""
+        """block_size must be a power of two; dtype: a KVDtypeName, int8 as core.ops.attention defines it."""
 
     @property
     def num_bytes(self) -> int: ...
     @property
     def huge_page_bytes(self) -> int: ...
-    def read_block(self, block: int, out: Numbers) -> None:
-        """Copy a block to [2, block_size, num_kv_heads, head_dim], keys then values, of the cache's dtype."""
+    def read_block(self, block: int, out: Numbers | npt.NDArray[np.uint8]) -> None:
+        """Copy a block to [2, block_size, num_kv_heads, head_dim], keys then values, of the cache's dtype; of an int8
+        cache to bytes [.., head_dim + 4], integers and then their scale."""
 
-    def write_block(self, block: int, array: Numbers) -> None:
+    def write_block(self, block: int, array: Numbers | npt.NDArray[np.uint8]) -> None:
         """The reverse of `read_block`."""
 
 def linear(

@@ -151,6 +151,11 @@ struct Rows {
                 reinterpret_cast<C *>(value_panel)[(i / kStep * cache.value_stride + d) * kStep + i % kStep] =
                     value[(in_block / kStep * cache.value_stride + d) * kStep + in_block % kStep];
             }
+            if constexpr (__is_same(C, i8)) {
+                const char *scales = reinterpret_cast<const char *>(key) + cache.scales_at + in_block * 4;
+                for (int64_t k = 0; k < 2; ++k)
+                    memcpy(key_panel + cache.scales_at + (k * kKeyPanel + i) * 4, scales + k * kKeyPanel * 4, 4);
+            }
         }
     }
 
@@ -172,7 +177,7 @@ struct Rows {
                 for (int p = 0; p < kTilePanels; ++p)
                     prefetch(keys[(j + kAtOnce) / kKeyPanel + p], cache.key_panel_bytes);
             score_panels<kDot, C, kRows>(work.query + r * query_stride, query_stride, keys + j / kKeyPanel,
-                                         cache.head_dim, work.scores + j);
+                                         cache.head_dim, cache.scales_at, work.scores + j);
         }
         Softmax softmax[kRows];
         for (int i = 0; i < kRows; ++i) {
@@ -181,6 +186,8 @@ struct Rows {
                           static_cast<int32_t>(start - position(r + i)), 0, 0};
             weigh<kDot>(work.scores + i * kSegment, work.weights + i * (kDot ? kSegment / 2 : kSegment), begin[i],
                         end[i], low / kStride * kStride, (high + kStride - 1) / kStride * kStride, &softmax[i]);
+            if constexpr (__is_same(C, i8))
+                scale_weights(work.weights + i * kSegment, keys, cache.scales_at, low, high);
         }
         constexpr int kWide = kRows <= 4 ? 2 * kTileWidth : kTileWidth;
         int64_t d = 0;
@@ -292,9 +299,10 @@ void attention_of(const AttentionArgs &args, const Context &context) {
 template <class T>
 void attention_for(const AttentionArgs &args, const Context &context) {
     switch (args.cache.dtype) {
-        case Dtype::f32: return attention_of<T, float>(args, context);
-        case Dtype::bf16: return attention_of<T, bf16>(args, context);
-        case Dtype::f16: return attention_of<T, f16>(args, context);
+        case KVDtype::f32: return attention_of<T, float>(args, context);
+        case KVDtype::bf16: return attention_of<T, bf16>(args, context);
+        case KVDtype::f16: return attention_of<T, f16>(args, context);
+        case KVDtype::i8: return attention_of<T, i8>(args, context);
     }
 }
 

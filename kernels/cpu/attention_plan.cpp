@@ -14,7 +14,7 @@ namespace {
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 KVCache layout(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
-               Dtype dtype) {
+               KVDtype dtype) {
     if (num_blocks < 1 || num_kv_heads < 1 || head_dim < 1 || block_size < 1 || (block_size & (block_size - 1)) != 0)
         throw std::invalid_argument("a KV cache needs a block size that is a power of two and sizes of at least one, "
                                     "got num_blocks=" + std::to_string(num_blocks) + " block_size=" +
@@ -32,9 +32,10 @@ KVCache layout(std::int64_t num_blocks, std::int64_t block_size, std::int64_t nu
     cache.num_kv_heads = num_kv_heads;
     cache.head_dim = head_dim;
     cache.value_stride = round_up(head_dim, 16);
-    cache.key_panel_bytes = round_up(head_dim, 2) * kKeyPanel * bytes_of(dtype);
+    cache.scales_at = round_up(head_dim, 2) * kKeyPanel * bytes_of(dtype);
+    cache.key_panel_bytes = cache.scales_at + (dtype == KVDtype::i8 ? 2 * kKeyPanel * 4 : 0);
     cache.key_bytes = (block_size + kKeyPanel - 1) / kKeyPanel * cache.key_panel_bytes;
-    cache.value_bytes = (dtype == Dtype::bf16 ? round_up(block_size, 2) : block_size) * cache.value_stride *
+    cache.value_bytes = (dtype == KVDtype::bf16 ? round_up(block_size, 2) : block_size) * cache.value_stride *
                         bytes_of(dtype);
     return cache;
 }
@@ -42,54 +43,56 @@ KVCache layout(std::int64_t num_blocks, std::int64_t block_size, std::int64_t nu
 }  // namespace
 
 std::int64_t kv_bytes(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads,
-                      std::int64_t head_dim, Dtype dtype) {
+                      std::int64_t head_dim, KVDtype dtype) {
     const KVCache cache = layout(num_blocks, block_size, num_kv_heads, head_dim, dtype);
     return num_blocks * num_kv_heads * (cache.key_bytes + cache.value_bytes);
 }
 
 KVMemory::KVMemory(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
-                   Dtype dtype)
+                   KVDtype dtype)
     : cache_(layout(num_blocks, block_size, num_kv_heads, head_dim, dtype)) {
     memory_ = allocate(static_cast<std::size_t>(kv_bytes(num_blocks, block_size, num_kv_heads, head_dim, dtype)));
     cache_.keys = memory_.data;
     cache_.values = memory_.data + num_blocks * num_kv_heads * cache_.key_bytes;
 }
 
-// Call copy(index in the canonical layout, number in the cache) for all numbers of a block.
 template <class Copy>
-void KVMemory::each_number(std::int64_t block, const Copy &copy) const {
+void KVMemory::each_piece(std::int64_t block, const Copy &copy) const {
     if (block < 0 || block >= cache_.num_blocks)
         throw std::invalid_argument("block " + std::to_string(block) + " is not in a cache of " +
                                     std::to_string(cache_.num_blocks) + " blocks");
-    const std::int64_t size = bytes_of(cache_.dtype);
-    const std::int64_t tokens = cache_.block_size, heads = cache_.num_kv_heads, head_dim = cache_.head_dim;
+    const std::int64_t size = bytes_of(cache_.dtype), tokens = cache_.block_size, heads = cache_.num_kv_heads;
+    const bool is_paired = cache_.dtype == KVDtype::bf16, has_scales = cache_.dtype == KVDtype::i8;
+    const std::int64_t row_bytes = cache_.head_dim * size + (has_scales ? 4 : 0);
     for (std::int64_t o = 0; o < tokens; ++o)
-        for (std::int64_t h = 0; h < heads; ++h)
-            for (std::int64_t d = 0; d < head_dim; ++d) {
-                const std::int64_t place = block * heads + h, lane = o % kKeyPanel;
-                const bool is_paired = cache_.dtype == Dtype::bf16;
+        for (std::int64_t h = 0; h < heads; ++h) {
+            const std::int64_t place = block * heads + h, lane = o % kKeyPanel;
+            const std::int64_t key_row = (o * heads + h) * row_bytes, value_row = key_row + tokens * heads * row_bytes;
+            char *panel = cache_.keys + place * cache_.key_bytes + o / kKeyPanel * cache_.key_panel_bytes;
+            char *values = cache_.values + place * cache_.value_bytes;
+            for (std::int64_t d = 0; d < cache_.head_dim; ++d) {
                 const std::int64_t key_at = is_paired ? (d / 2 * kKeyPanel + lane) * 2 + d % 2 : d * kKeyPanel + lane;
                 const std::int64_t value_at = is_paired ? (o / 2 * cache_.value_stride + d) * 2 + o % 2
                                                         : o * cache_.value_stride + d;
-                char *key = cache_.keys + place * cache_.key_bytes + o / kKeyPanel * cache_.key_panel_bytes +
-                            key_at * size;
-                char *value = cache_.values + place * cache_.value_bytes + value_at * size;
-                copy((o * heads + h) * head_dim + d, key);
-                copy(((tokens + o) * heads + h) * head_dim + d, value);
+                copy(key_row + d * size, panel + key_at * size, size);
+                copy(value_row + d * size, values + value_at * size, size);
             }
+            if (!has_scales) continue;
+            char *scales = panel + cache_.scales_at + lane * 4;
+            copy(key_row + cache_.head_dim, scales, 4);
+            copy(value_row + cache_.head_dim, scales + kKeyPanel * 4, 4);
+        }
 }
 
 void KVMemory::read_block(std::int64_t block, void *out) const {
-    const auto size = static_cast<std::size_t>(bytes_of(cache_.dtype));
-    each_number(block, [&](std::int64_t index, const char *number) {
-        std::memcpy(static_cast<char *>(out) + static_cast<std::size_t>(index) * size, number, size);
+    each_piece(block, [&](std::int64_t at, const char *piece, std::int64_t size) {
+        std::memcpy(static_cast<char *>(out) + at, piece, static_cast<std::size_t>(size));
     });
 }
 
 void KVMemory::write_block(std::int64_t block, const void *in) {
-    const auto size = static_cast<std::size_t>(bytes_of(cache_.dtype));
-    each_number(block, [&](std::int64_t index, char *number) {
-        std::memcpy(number, static_cast<const char *>(in) + static_cast<std::size_t>(index) * size, size);
+    each_piece(block, [&](std::int64_t at, char *piece, std::int64_t size) {
+        std::memcpy(piece, static_cast<const char *>(in) + at, static_cast<std::size_t>(size));
     });
 }
 

@@ -14,27 +14,28 @@ class KVMemory {
   public:
     // Throws std::invalid_argument if block_size is no power of two or a size is below one.
     KVMemory(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
-             Dtype dtype);
+             KVDtype dtype);
 
     const KVCache &cache() const { return cache_; }
     std::int64_t num_bytes() const { return static_cast<std::int64_t>(memory_.num_bytes); }
     const void *data() const { return memory_.data; }
 
     // Copy one block from or to the canonical host layout [2, block_size, num_kv_heads, head_dim] (keys, values) in
-    // the cache's dtype.
+    // the cache's dtype. Integers are bytes, followed by the four of their scale.
     void read_block(std::int64_t block, void *out) const;
     void write_block(std::int64_t block, const void *in);
 
   private:
+    // Call copy(byte in the canonical layout, place in the cache, number of bytes) for all of a block.
     template <class Copy>
-    void each_number(std::int64_t block, const Copy &copy) const;
+    void each_piece(std::int64_t block, const Copy &copy) const;
 
     Allocation memory_;
     KVCache cache_;
 };
 
 std::int64_t kv_bytes(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads,
-                      std::int64_t head_dim, Dtype dtype);
+                      std::int64_t head_dim, KVDtype dtype);
 
 // Owns what AttentionArgs points at for one call; kept between calls so that a step allocates nothing new.
 class AttentionPlan {

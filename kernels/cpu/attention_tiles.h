@@ -71,10 +71,10 @@ struct Vectors {
 
 // Queries and weights: pairs of bf16 in words with a dot product, floats without.
 
-// scores[r][position] for kTilePanels panels. query: [kRows][stride] words.
+// scores[r][position] for kTilePanels panels. query: [kRows][stride] words. scales_at: of i8, see KVCache.
 template <bool kDot, class C, int kRows>
 INLINE void score_panels(const uint32_t *query, int64_t stride, const char *const *panels, int64_t head_dim,
-                         float *scores) {
+                         [[maybe_unused]] int64_t scales_at, float *scores) {
     constexpr int kWidth = kTilePanels * kVecs;
     constexpr int kStep = Vectors<kDot, C, kWidth>::kParts;  // words of the query that a row of a panel meets
     const int64_t steps = (head_dim + positions_in_a_row<C>() - 1) / positions_in_a_row<C>();
@@ -90,6 +90,11 @@ INLINE void score_panels(const uint32_t *query, int64_t stride, const char *cons
                 for (int v = 0; v < kWidth; ++v)
                     acc[r][v] = mac<kDot>(acc[r][v], key.parts[i][v], query[r * stride + d * kStep + i]);
     }
+    if constexpr (__is_same(C, i8))
+        for (int v = 0; v < kWidth; ++v) {
+            const V scale = load<V>(panels[v / kVecs] + scales_at + v % kVecs * kLanes * 4);
+            for (int r = 0; r < kRows; ++r) acc[r][v] = acc[r][v] * scale;
+        }
     for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kWidth; ++v) store(scores + r * kSegment + v * kLanes, acc[r][v]);
 }
@@ -159,6 +164,14 @@ INLINE void weigh(float *scores, uint32_t *weights, int64_t begin, int64_t end, 
         }
     for (int64_t j = last; j < high; j += kLanes) put(j, V{});
     row->weight = sum(total[0] + total[1]);
+}
+
+// i8: a row's weights of positions [begin, end) times the scales of the values, which are integers from here on.
+INLINE void scale_weights(uint32_t *weights, const char *const *panels, int64_t scales_at, int64_t begin, int64_t end) {
+    for (int64_t j = begin / kLanes * kLanes; j < end; j += kLanes) {
+        const char *scales = panels[j / kKeyPanel] + scales_at + (kKeyPanel + j % kKeyPanel) * 4;
+        store(weights + j, load<V>(weights + j) * load<V>(scales));
+    }
 }
 
 // sums[r] = weights[r][j] * value j over j in [begin, end) of a segment, in ascending order, from vector `d` on.

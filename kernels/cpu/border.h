@@ -120,5 +120,13 @@ inline Dtype dtype_named(const std::string &name) {
     refuse("unknown dtype '" + name + "'; known: float32, bfloat16, float16");
 }
 
+inline KVDtype kv_dtype_named(const std::string &name) {
+    if (name == "float32") return KVDtype::f32;
+    if (name == "bfloat16") return KVDtype::bf16;
+    if (name == "float16") return KVDtype::f16;
+    if (name == "int8") return KVDtype::i8;
+    refuse("unknown dtype '" + name + "'; known: float32, bfloat16, float16, int8");
+}
+
 }  // namespace
 }  // namespace headrace

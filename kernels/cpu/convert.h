@@ -60,5 +60,8 @@ static inline void set_number(void *data, Dtype dtype, std::int64_t index, float
 }
 
 static inline std::int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 2; }
+static inline std::int64_t bytes_of(KVDtype dtype) {
+    return dtype == KVDtype::f32 ? 4 : dtype == KVDtype::i8 ? 1 : 2;
+}
 
 }  // namespace headrace

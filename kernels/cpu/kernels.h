@@ -10,8 +10,11 @@
 
 namespace headrace {
 
-// Numbers of activations and KV caches. bf16 and f16 are held as uint16_t.
+// Numbers of activations. bf16 and f16 are held as uint16_t.
 enum class Dtype : int { f32, bf16, f16 };
+
+// Numbers of KV caches. i8: integers, and a float scale for each token and head.
+enum class KVDtype : int { f32, bf16, f16, i8 };
 
 // Numbers of packed weights. Rows come in panels of kPanel: see pack.h for each layout.
 enum class Format : int { f32, bf16, f16, i8, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, w4 };
@@ -120,13 +123,14 @@ constexpr int64_t kPiece = 256;
 // One layer's KV cache. All keys of a block and head are one run of memory, and so are all values; values lie as
 // [num_blocks, num_kv_heads, block_size, value_stride], or, for bf16, [.., block_size / 2, value_stride, 2], rounded
 // up. Keys lie in panels of 16 positions (fewer if a block is smaller): [num_blocks, num_kv_heads, panels, head_dim,
-// 16], or, for bf16, [.., head_dim / 2, 16, 2].
+// 16], or, for bf16, [.., head_dim / 2, 16, 2]. A panel of i8 ends with the scales of its keys, then those of its values.
 struct KVCache {
     char *keys, *values;
-    Dtype dtype;
+    KVDtype dtype;
     int64_t num_blocks, block_size, num_kv_heads, head_dim;
     int64_t value_stride;           // head_dim rounded up to a vector; the padding is zero
     int64_t key_panel_bytes;        // of one panel, head_dim rounded up to even
+    int64_t scales_at;              // i8: where the scales lie in a panel, in bytes
     int64_t key_bytes, value_bytes;  // of one block and head
 };
 

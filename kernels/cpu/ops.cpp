@@ -322,10 +322,12 @@ void write_int4(PackedWeight &weight, std::int64_t start,
     weight.write_int4(start, dim(rows, 0), rows.data(), scales.data(), offsets.data());
 }
 
-void copy_block(const KVMemory &memory, const Out &array) {
+void want_block(const KVMemory &memory, const Out &array) {
     const KVCache &cache = memory.cache();
-    want(array, "array", {2, cache.block_size, cache.num_kv_heads, cache.head_dim});
-    want_same(array, "array", cache.dtype);
+    const bool is_int8 = cache.dtype == KVDtype::i8;
+    want(array, "array", {2, cache.block_size, cache.num_kv_heads, cache.head_dim + (is_int8 ? 4 : 0)});
+    if (is_int8 && array.dtype() != nb::dtype<std::uint8_t>()) refuse("array must be uint8: integers, then their scale");
+    if (!is_int8) want_same(array, "array", static_cast<Dtype>(cache.dtype));
 }
 
 std::vector<std::string> tier_names(bool supported_only) {
@@ -356,7 +358,7 @@ NB_MODULE(_ops, m) {
           "format"_a, "rows"_a, "cols"_a, "group"_a = 0);
     m.def("kv_bytes",
           [](std::int64_t blocks, std::int64_t size, std::int64_t heads, std::int64_t head_dim,
-             const std::string &dtype) { return kv_bytes(blocks, size, heads, head_dim, dtype_named(dtype)); },
+             const std::string &dtype) { return kv_bytes(blocks, size, heads, head_dim, kv_dtype_named(dtype)); },
           "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "dtype"_a);
 
     nb::class_<PackedWeight>(m, "PackedWeight")
@@ -379,7 +381,7 @@ NB_MODULE(_ops, m) {
     nb::class_<KVMemory>(m, "KVCache")
         .def("__init__",
              [](KVMemory *self, std::int64_t blocks, std::int64_t size, std::int64_t heads, std::int64_t head_dim,
-                const std::string &dtype) { new (self) KVMemory(blocks, size, heads, head_dim, dtype_named(dtype)); },
+                const std::string &dtype) { new (self) KVMemory(blocks, size, heads, head_dim, kv_dtype_named(dtype)); },
              "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "dtype"_a)
         .def_prop_ro("num_bytes", &KVMemory::num_bytes)
         .def_prop_ro("huge_page_bytes",
@@ -388,13 +390,13 @@ NB_MODULE(_ops, m) {
                      })
         .def("read_block",
              [](const KVMemory &c, std::int64_t block, Out out) {
-                 copy_block(c, out);
+                 want_block(c, out);
                  c.read_block(block, out.data());
              },
              "block"_a, nb::arg("out").noconvert())
         .def("write_block",
              [](KVMemory &c, std::int64_t block, Out array) {
-                 copy_block(c, array);
+                 want_block(c, array);
                  c.write_block(block, array.data());
              },
              "block"_a, nb::arg("array").noconvert());

@@ -41,6 +41,9 @@ struct bf16 {
 struct f16 {
     uint16_t bits;
 };
+struct i8 {
+    int8_t number;
+};
 
 template <class To, class From>
 INLINE To bits_as(From value) {
@@ -168,6 +171,16 @@ INLINE V load_as_float(const f16 *data) {
     V result;
     for (int i = 0; i < kLanes; ++i) result[i] = to_float(data[i]);
     return result;
+#endif
+}
+
+INLINE V load_as_float(const i8 *data) {
+#if defined(HEADRACE_HAS_512)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(data)));
+#elif defined(HEADRACE_HAS_256)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(data))));
+#else
+    return to_float((__builtin_convertvector(load<B>(data), I) << 24) >> 24);
 #endif
 }
 

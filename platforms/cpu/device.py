@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import KV_DTYPES, EngineConfig
 from headrace.core.errors import DeviceUnavailable, Unsupported
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, Platform, Runner, RunnerConfig
@@ -35,6 +35,7 @@ class NativeDevice(Device):
         self.caps = Caps(
             array="opaque",
             dtypes=dtypes,
+            kv_dtypes=KV_DTYPES,
             schemes=SCHEMES,
             shared_memory=True,
             capture="tape",

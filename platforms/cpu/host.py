@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from headrace.core.config import KV_DTYPES
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, DeviceInfo, Memory
 from headrace.core.runner.torch import TorchDevice
@@ -16,7 +17,7 @@ class HostDevice(TorchDevice):
 
     def __init__(self, *, info: DeviceInfo, dtypes: tuple[str, ...], threads: int, ranks: Sequence[str] = ()) -> None:
         self.ranks = ranks
-        caps = Caps(dtypes=dtypes, shared_memory=True, features=frozenset(FEATURES))
+        caps = Caps(dtypes=dtypes, kv_dtypes=KV_DTYPES, shared_memory=True, features=frozenset(FEATURES))
         super().__init__(info=info, caps=caps, torch_device="cpu")
         self.threads = threads
         torch.set_num_threads(threads)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import KV_DTYPES, EngineConfig
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import (
@@ -50,6 +50,7 @@ class NullDevice(Device):
         self.caps = Caps(
             array="opaque",
             dtypes=("float32", "bfloat16", "float16"),
+            kv_dtypes=KV_DTYPES,
             depth=depth,
             shared_memory=True,
             features=frozenset(FEATURES),

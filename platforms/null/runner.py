@@ -50,10 +50,7 @@ class NullRunner(Runner):
 
     def kv_plan(self) -> KVPlan:
         """What the model's KV blocks would cost, so that pools come out as on a real device."""
-        size, dtype = self.config.block_size, self.config.dtype
-        return KVPlan(
-            block_size=size, block_bytes=tuple(group.block_bytes(size, dtype) for group in self.config.groups)
-        )
+        return KVPlan(block_size=self.config.block_size, block_bytes=self.config.block_bytes())
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate one checksum for each slot. Raises OutOfMemory."""

@@ -14,12 +14,12 @@ from headrace.core.settings import OTHER_VARIABLES, flag_of, resolve_options, va
 # A new option, or one that is renamed, is a change of the interface: it is reviewed here.
 FLAGS = (
     "revision dtype quantize max_model_len load_format allow_pickle offline chat_template device threads "
-    "tensor_parallel_size kv_memory prefix_caching max_num_seqs max_num_batched_tokens policy seed host port api_key "
-    "api_key_file served_model_name tls_cert tls_key cors_origins ui max_queue_requests drain_timeout_s "
+    "tensor_parallel_size kv_memory kv_dtype prefix_caching max_num_seqs max_num_batched_tokens seed host port "
+    "api_key api_key_file served_model_name tls_cert tls_key cors_origins ui max_queue_requests drain_timeout_s "
     "log_level log_format"
 ).split()
 NO_FLAGS = (
-    "model pooling tokenizer skip_tokenizer_init block_size hash_seed max_queue_tokens request_timeout_s "
+    "model pooling tokenizer skip_tokenizer_init block_size hash_seed policy max_queue_tokens request_timeout_s "
     "max_body_bytes max_stored_responses max_stored_bytes otlp_endpoint ping_interval_s stall_timeout_s "
     "stall_restart_s send_timeout_s"
 ).split()
@@ -154,8 +154,8 @@ def test_variables_that_are_no_options_are_left_alone(variable: str, tmp_path: P
 def test_errors_in_flags_name_the_flag() -> None:
     with pytest.raises(ConfigError, match=r"--max-num-seqs must be a number, got 'x'"):
         resolve_options({"max_num_seqs": "x"}, environ={})
-    with pytest.raises(ConfigError, match=r"--policy must be one of fcfs, priority; got 'lifo'"):
-        resolve_options({"policy": "lifo"}, environ={})
+    with pytest.raises(ConfigError, match=r"--load-format must be one of auto, dummy; got 'lifo'"):
+        resolve_options({"load_format": "lifo"}, environ={})
     with pytest.raises(ConfigError, match=r"unknown option 'max_seqs'; did you mean max_num_seqs"):
         resolve_options({"max_seqs": 1}, environ={})
 

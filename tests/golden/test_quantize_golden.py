@@ -1,4 +1,5 @@
-"""What quantization on load costs: perplexity of SmolLM2 in turned coordinates, cosines of MiniLM, tiny models."""
+"""What quantization costs, of weights on load and of the KV cache: perplexity of SmolLM2 in turned coordinates,
+cosines of MiniLM, tiny models."""
 
 import functools
 import importlib.util
@@ -13,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from headrace import LLM, SamplingParams
 from headrace.core.default_model import find_default_model
-from headrace.core.errors import ConfigError, WeightError
+from headrace.core.errors import ConfigError, Unsupported, WeightError
 from headrace.core.text.gguf_tokenizer import tokenizer_from_gguf
 from headrace.core.weights.gguf import GGUFSource
 from perplexity import PROSE, perplexity
@@ -80,15 +81,17 @@ def test_turning_leaves_the_function_as_it_was(default_model: Path, turned: Any,
 @pytest.mark.weights
 @pytest.mark.slow
 def test_perplexity(tmp_path: Path, turned: Any, prose: list[int]) -> None:
-    """int8 within 0.5 % of bf16; int4 better than the gguf package's blocks of the same 5 bits."""
+    """int8 within 0.5 % of bf16, the KV cache's within 0.3 %; int4 better than the gguf package's blocks of the same
+    5 bits."""
     save_state(tmp_path / "bf16", turned)
     save_state(tmp_path / "q4_1", round_as(turned, Q4_1, Q8_0))
 
-    def measure(folder: str, quantize: str | None) -> float:
+    def measure(folder: str, quantize: str | None, kv_dtype: str = "auto") -> float:
         with LLM(
             str(tmp_path / folder),
             device="cpu",
             quantize=quantize,
+            kv_dtype=kv_dtype,
             skip_tokenizer_init=True,
             max_model_len=2560,
             kv_memory="128MiB",
@@ -97,6 +100,7 @@ def test_perplexity(tmp_path: Path, turned: Any, prose: list[int]) -> None:
 
     exact = measure("bf16", None)
     assert 20 < exact < 35
+    assert abs(measure("bf16", None, "int8") / exact - 1) < 0.003
     assert measure("bf16", "int8") < 1.005 * exact
     assert measure("bf16", "int4") < 0.9 * measure("q4_1", None)
 
@@ -127,6 +131,37 @@ def test_logits_are_those_of_the_rounded_weights(tmp_path: Path, device: str, qu
     ours, expected = logprobs(device), logprobs("reference")
     # Random weights multiply what rounding activations to 8 bits does; a wrong scale or order leaves nothing alike.
     assert np.mean((ours - expected) ** 2) < 0.1 * np.var(expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_a_kv_cache_of_integers_is_that_of_the_definition(tmp_path: Path, family: str) -> None:
+    """Native and by definition the logits are closer to each other than to those of a cache of floats."""
+    save_tiny(tmp_path / "model", family)
+    prompts: Any = [{"prompt_token_ids": list(range(3, 60))}, {"prompt_token_ids": list(range(90, 97))}]
+
+    def logprobs(device: str, kv_dtype: str) -> Any:
+        options: dict[str, Any] = dict(dtype="float32", skip_tokenizer_init=True, kv_memory="8MiB", block_size=8)
+        with LLM(str(tmp_path / "model"), device=device, kv_dtype=kv_dtype, **options) as llm:
+            params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=0, ignore_eos=True)
+            steps = [
+                step for output in llm.generate(prompts, params) for step in output.prompt_logprobs or () if step
+            ]
+            return np.array([next(iter(step.values())).logprob for step in steps])
+
+    ours, expected, exact = logprobs("cpu", "int8"), logprobs("reference", "int8"), logprobs("reference", "auto")
+    cost = np.mean((expected - exact) ** 2)
+    assert 0 < cost < 0.05 * np.var(exact)
+    assert np.mean((ours - expected) ** 2) < 0.05 * cost
+
+
+def test_a_device_without_a_kv_cache_of_integers_says_so(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model", "llama")
+    with pytest.raises(
+        Unsupported, match="the device has no KV cache of int8; its caches hold activations' dtype only"
+    ):
+        LLM(str(tmp_path / "model"), device="gaudi:emulated", kv_dtype="int8", skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match="kv_dtype must be one of auto, int8"):
+        LLM(str(tmp_path / "model"), device="cpu", kv_dtype="int3", skip_tokenizer_init=True)
 
 
 def test_what_cannot_be_quantized(tmp_path: Path, default_model: Path) -> None:

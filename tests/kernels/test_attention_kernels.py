@@ -38,7 +38,7 @@ class Case:
         self.cache = ops.KVCache(num_blocks, self.block_size, self.num_kv_heads, self.head_dim, self.cache_dtype)
         shape = (2, self.block_size, self.num_kv_heads, self.head_dim)
         for block in range(num_blocks):
-            self.cache.write_block(block, self.kit.to_dtype(np.full(shape, np.nan), self.cache_dtype))
+            self.cache.write_block(block, nan_block(self.kit, shape, self.cache_dtype))
         free = list(random.permutation(np.arange(1, num_blocks)))
         for n, blocks in zip(self.seq_lens, needed, strict=True):
             self.tables.append([int(free.pop()) for _ in range(blocks)])
@@ -79,7 +79,7 @@ class Case:
         """All positions of a sequence, in float64."""
         wide = self.kit.to_float64
         group = self.num_heads // self.num_kv_heads
-        stored = [wide(self.kit.to_dtype(wide(a), self.cache_dtype)) for a in (self.keys[s], self.values[s])]
+        stored = [as_stored(self.kit, wide(a), self.cache_dtype) for a in (self.keys[s], self.values[s])]
         k, v = (np.repeat(a, group, 1) for a in stored)
         n = self.seq_lens[s]
         scores = np.einsum("qhd,khd->hqk", wide(self.queries[s]), k) * self.head_dim**-0.5
@@ -102,10 +102,33 @@ class Case:
         return result
 
 
+def nan_block(kit: Any, shape: tuple[int, ...], dtype: str) -> Array:
+    """A block in the host's layout whose every key and value is NaN."""
+    if dtype != "int8":
+        nans: Array = kit.to_dtype(np.full(shape, np.nan), dtype)
+        return nans
+    block = np.ones((*shape[:-1], shape[-1] + 4), np.uint8)
+    block[..., -4:] = np.full((*shape[:-1], 1), np.nan, np.float32).view(np.uint8)
+    return block
+
+
+def as_stored(kit: Any, values: Array, dtype: str) -> Array:
+    """Keys or values [.., head_dim] as a cache gives them back, in float64: for int8, whole multiples of a 127th of
+    the largest."""
+    if dtype != "int8":
+        stored: Array = kit.to_float64(kit.to_dtype(values, dtype))
+        return stored
+    narrow = values.astype(np.float32)  # so that what lies between two integers is rounded as it is defined
+    top = np.abs(narrow).max(-1, keepdims=True)
+    codes = np.rint(narrow * (np.float32(127) / np.where(top > 0, top, 1)))
+    read: Array = codes.astype(np.float64) * (top / np.float32(127))
+    return read
+
+
 def check(case: Case) -> None:
     """Whole prompts in one batch, then decodes of the last position, against the oracle."""
     case.build()
-    limit = max(case.kit.limits[case.dtype], case.kit.limits[case.cache_dtype])
+    limit = max(case.kit.limits[case.dtype], case.kit.limits.get(case.cache_dtype, 0))
     whole = case.run([(s, 0, n) for s, n in enumerate(case.seq_lens)])
     last = case.run([(s, n - 1, n) for s, n in enumerate(case.seq_lens)])
     for s in range(len(case.seq_lens)):
@@ -114,6 +137,7 @@ def check(case: Case) -> None:
 
 
 DTYPES = [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "bfloat16")]
+DTYPES += [("float32", "int8"), ("bfloat16", "int8")]
 
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
@@ -137,11 +161,11 @@ def test_against_the_oracle(
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("block_size", [1, 2, 4, 16, 64, 512])
-def test_block_sizes(kit: Any, tier: str, block_size: int, dtype: str) -> None:
+def test_block_sizes(kit: Any, tier: str, block_size: int, cache_dtype: str) -> None:
     case = Case(kit=kit, seq_lens=[40, 515], block_size=block_size, options={"window": 70})
-    check(replace(case, dtype=dtype, cache_dtype=dtype))
+    check(replace(case, dtype="float32" if cache_dtype == "int8" else cache_dtype, cache_dtype=cache_dtype))
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -159,10 +183,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_options(kit: Any, tier: str, name: str, dtype: str) -> None:
-    check(Case(kit=kit, seq_lens=[50, 601], options=OPTIONS[name], dtype=dtype, cache_dtype=dtype))
+def test_options(kit: Any, tier: str, name: str, cache_dtype: str) -> None:
+    dtype = "float32" if cache_dtype == "int8" else cache_dtype
+    check(Case(kit=kit, seq_lens=[50, 601], options=OPTIONS[name], dtype=dtype, cache_dtype=cache_dtype))
 
 
 @pytest.mark.parametrize(("dtype", "cache_dtype"), DTYPES)
@@ -210,6 +235,40 @@ def test_blocks_in_the_host_layout(kit: Any, dtype: str, block_size: int) -> Non
     assert cache.num_bytes == ops.kv_bytes(4, block_size, 3, 5, dtype)
 
 
+@pytest.mark.parametrize("block_size", [2, 32])
+def test_blocks_of_integers_are_those_of_the_definition(kit: Any, tier: str, block_size: int) -> None:
+    """Every code and scale, to the bit; a vector that holds a NaN or an infinity reads back as NaN."""
+    torch = pytest.importorskip("torch")
+    from headrace.core.ops import attention
+
+    cache = ops.KVCache(4, block_size, 3, 37, "int8")
+    definition = attention.new_kv_cache(
+        num_blocks=4, block_size=block_size, num_kv_heads=3, head_dim=37, dtype="int8", device="cpu"
+    )
+    random = np.random.default_rng(0)
+    key, value = (random.standard_normal((block_size, 3, 37)).astype(np.float32) for _ in range(2))
+    key[0, 0], key[0, 1, 3], key[0, 2, 36], value[1, 1, 0] = 0, np.nan, np.inf, -np.inf
+    value[1, 2] = [63.5, *range(18), *range(-18, 0)]  # halves, by a scale of a half
+    slots = np.arange(2 * block_size, 3 * block_size, dtype=np.int32)
+    ops.write_kv(cache, key, value, slots)
+    attention.write_kv(definition, *map(torch.from_numpy, (key, value, slots)))
+    out = kit.Guarded((2, block_size, 3, 41), "uint8")
+    cache.read_block(2, out.array)
+    found = out.check()
+    codes, scales = found[..., :37].view(np.int8), found[..., 37:].copy().view(np.float32)[..., 0]
+    for mine, place in (([codes[0], scales[0]], 0), ([codes[1], scales[1]], 1)):
+        expected_codes, expected_scales = definition[place].codes[2], definition[place].scales[2]
+        assert np.array_equal(mine[1], expected_scales.numpy(), equal_nan=True)
+        is_number = ~np.isnan(mine[1])
+        assert np.array_equal(mine[0][is_number], expected_codes.numpy()[is_number])
+    assert np.isnan(scales).sum() == 3
+    cache.write_block(0, found)
+    again = kit.Guarded((2, block_size, 3, 41), "uint8").array
+    cache.read_block(0, again)
+    assert np.array_equal(again, found)
+    assert cache.num_bytes == ops.kv_bytes(4, block_size, 3, 37, "int8")
+
+
 def test_errors(kit: Any) -> None:
     cache = ops.KVCache(4, 16, 2, 8, "float32")
     query = np.zeros((2, 4, 8), np.float32)
@@ -228,7 +287,7 @@ def test_errors(kit: Any) -> None:
         ops.write_kv(cache, kv, kv, np.array([0, 64], np.int32))
     with pytest.raises(ValueError, match="a block size that is a power of two"):
         ops.KVCache(4, 24, 2, 8, "float32")
-    with pytest.raises(ValueError, match="unknown dtype 'int8'"):
-        ops.KVCache(4, 16, 2, 8, "int8")
+    with pytest.raises(ValueError, match="unknown dtype 'int4'"):
+        ops.KVCache(4, 16, 2, 8, "int4")
     with pytest.raises(ValueError, match="block 4 is not in a cache of 4 blocks"):
         cache.read_block(4, np.zeros((2, 16, 2, 8), np.float32))

@@ -34,18 +34,19 @@ def exact(llm: LLM, batch: list[list[int]]) -> list[Exact]:
     return found
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2", "llama int8", "gemma2 int8"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Exact]]:
-    """(folder, what each prompt gives alone in one piece)."""
-    folder = tmp_path_factory.mktemp(request.param)
-    save_tiny(folder, request.param)
+    """(folder, what each prompt gives alone in one piece); int8: of the KV cache."""
+    family, _, kv_dtype = request.param.partition(" ")
+    folder = tmp_path_factory.mktemp(f"{kv_dtype or 'auto'}-")
+    save_tiny(folder, family)
     with load(folder, prefix_caching=False, threads=1) as llm:
         return folder, [exact(llm, [prompt])[0] for prompt in prompts()]
 
 
 def load(folder: Path, **options: Any) -> LLM:
     """The native platform in float32 with small blocks."""
-    options = {"block_size": 4, "kv_memory": "16MiB", **options}
+    options = {"block_size": 4, "kv_memory": "16MiB", "kv_dtype": folder.name.partition("-")[0], **options}
     return LLM(str(folder), device="cpu", dtype="float32", skip_tokenizer_init=True, **options)
 
 

@@ -49,11 +49,13 @@ def runner_of(llm: LLM) -> NativeRunner:
     return runner
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("quantize", ["none", "int8", "int8-channel", "int4", "int4-sym"])
-def test_what_is_planned_is_what_is_allocated(folder: str, quantize: str) -> None:
-    config = EngineConfig.from_options({**OPTIONS, "model": folder, "quantize": quantize})
+def test_what_is_planned_is_what_is_allocated(folder: str, quantize: str, kv_dtype: str) -> None:
+    options = {**OPTIONS, "quantize": quantize, "kv_dtype": kv_dtype}
+    config = EngineConfig.from_options({**options, "model": folder})
     plan = plan_model(config, device_target(open_device(config)), lambda line: None)
-    with LLM(folder, quantize=quantize, **OPTIONS) as llm:
+    with LLM(folder, **options) as llm:
         runner = runner_of(llm)
         weights = sum(weight.num_bytes for weight in runner._weights.values())
         weights += sum(vector.nbytes for vector in runner._vectors.values())

@@ -246,8 +246,8 @@ class NativeRunner(Runner):
         self._vectors.clear()
 
     @property
-    def _kv_dtype(self) -> "_ops.DtypeName":
-        return self.config.dtype  # type: ignore[return-value]
+    def _kv_dtype(self) -> "_ops.KVDtypeName":
+        return self.config.kv_dtype or self.config.dtype  # type: ignore[return-value]
 
     def _prompt_logprobs(self, batch: PromptLogprobsBatch | None, num_tokens: int) -> LogprobArrays | None:
         if batch is None:
