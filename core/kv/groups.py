@@ -60,13 +60,14 @@ class KVGroup:
 def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
     """The KV groups of a model, full before sliding, then by window, states, cross attention; an encoder has none.
 
-    A window that no sequence can outgrow is no window: such layers join the full group.
+    A window that no sequence can outgrow is no window: such layers join the full group. Layers that read another's
+    keys and values have none.
     """
     if spec.kind == "encoder":
         return ()
     by_window: dict[int, list[int]] = {}
     for index, layer in enumerate(spec.layers):
-        if layer.has_attention:
+        if layer.has_attention and layer.attn.kv_layer < 0:
             window = layer.attn.window
             by_window.setdefault(window if 0 < window < max_model_len else 0, []).append(index)
     groups = [

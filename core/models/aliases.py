@@ -10,6 +10,10 @@ _GLM4V: Mapping[str, Any] = {
     "head_dim": None, "max_position_embeddings": 32768, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "gemma4_unified_text": (
+        "gemma4_text",
+        {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024},
+    ),
     "glm4v_moe_text": ("glm4_moe", {"attention_bias": True, "max_position_embeddings": 65536}),
     "glm4v_text": ("glm4", _GLM4V),
     "glm_ocr_text": (

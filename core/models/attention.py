@@ -22,7 +22,8 @@ def attention(
 ) -> tuple[Array, Array]:
     """Self-attention of x: [num_tokens, hidden_size]; returns that shape and the layer's cache.
 
-    cos, sin: of the layer's rope. group: the layer's KV group, by which the batch holds tables and slots.
+    cos, sin: of the layer's rope. cache, group: of the layer or of the one whose keys and values it reads; by the
+    KV group the batch holds tables and slots.
     relative_bias: float32 [num_buckets, num_heads], of models that have one. adapted: what an adapter adds to query,
     key and value.
     """
@@ -36,25 +37,29 @@ def attention(
     if adapted is not None:
         qkv = ops.add(qkv, adapted)
     query_size = num_heads * head_dim * (2 if attn.gate_in_query else 1)
-    query, key, value = ops.split(qkv, (query_size, num_kv_heads * head_dim, num_kv_heads * head_dim))
+    num_own = 0 if attn.kv_layer >= 0 else 1 if attn.value_is_key else 2
+    query, *own = ops.split(qkv, (query_size, *(num_kv_heads * head_dim,) * num_own))  # and key, value
     if attn.gate_in_query:
         query, gate = ops.split(ops.split_heads(query, head_dim=2 * head_dim), (head_dim, head_dim))
         query, gate = ops.merge_heads(query), ops.merge_heads(gate)
-    if not attn.norm_after_rope:
-        query = _heads(ops, attn, params, f"{prefix}q_norm.", query)
-        key = _heads(ops, attn, params, f"{prefix}k_norm.", key)
+    names = (f"{prefix}q_norm.", f"{prefix}k_norm.")[: 1 + len(own[:1])]
+    turned = [query, *own[:1]]
+    if attn.norm_after_rope:
+        turned = [ops.split_heads(x, head_dim=head_dim) for x in turned]
     else:
-        query, key = ops.split_heads(query, head_dim=head_dim), ops.split_heads(key, head_dim=head_dim)
-    value = ops.split_heads(value, head_dim=head_dim)
+        turned = [_heads(ops, attn, params, name, x) for name, x in zip(names, turned, strict=True)]
+    value = ops.split_heads(own[-1], head_dim=head_dim) if own else None
+    if attn.value_norm is not None and own:
+        value = normalize(ops, attn.value_norm, params, f"{prefix}v_norm.", value)
     if attn.clip_qkv:
-        query, key = ops.clamp(query, limit=attn.clip_qkv), ops.clamp(key, limit=attn.clip_qkv)
+        turned = [ops.clamp(x, limit=attn.clip_qkv) for x in turned]
         value = ops.clamp(value, limit=attn.clip_qkv)
-    query, key = _turn(ops, attn, query, cos, sin), _turn(ops, attn, key, cos, sin)
+    turned = [_turn(ops, attn, x, cos, sin) for x in turned]
     if attn.norm_after_rope and attn.qk_norm is not None:
-        query = normalize(ops, attn.qk_norm, params, f"{prefix}q_norm.", query)
-        key = normalize(ops, attn.qk_norm, params, f"{prefix}k_norm.", key)
-    cache = ops.write_kv(cache, key, value, batch.slot_mappings[group])
-    out = ops.merge_heads(_paged(ops, attn, params, prefix, query, cache, group, batch, relative_bias))
+        turned = [normalize(ops, attn.qk_norm, params, name, x) for name, x in zip(names, turned, strict=True)]
+    if own:
+        cache = ops.write_kv(cache, turned[1], value, batch.slot_mappings[group])
+    out = ops.merge_heads(_paged(ops, attn, params, prefix, turned[0], cache, group, batch, relative_bias))
     if attn.gated:
         gate = ops.linear(x, params[f"{prefix}gate_proj.weight"])
     if attn.gated or attn.gate_in_query:

@@ -84,6 +84,10 @@ def _decoder(spec: ModelSpec) -> Iterator[Param]:
     yield from _positions(spec, hidden)
     if spec.embed_norm:
         yield from _norm(spec.norm, "embed_norm", hidden)
+    if size := spec.layer_input_size * spec.num_layers:
+        yield _token_table("embed_layers.weight", spec.vocab_size, size)
+        yield from _linear("embed_layers_proj", size, hidden, "replicated", False)
+        yield from _norm(spec.norm, "embed_layers_norm", spec.layer_input_size)
     if spec.num_relative_buckets and not spec.relative_bias_by_layer:
         yield _relative_bias(spec, "")
     for n, rope in enumerate(distinct_ropes(spec)):
@@ -201,22 +205,34 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
         return
     if layer.pre_norm and not layer.shared_norm:
         yield from _norm(spec.norm, f"{prefix}.mlp_norm", hidden)
-    if layer.moe is None:
+    if layer.moe is None or layer.moe_beside:
         yield from _mlp(layer.mlp, f"{prefix}.mlp", hidden)
-    else:
-        yield from _moe(layer.moe, f"{prefix}.mlp", hidden)
+    if layer.moe is not None:
+        yield from _moe(layer.moe, f"{prefix}.{'moe' if layer.moe_beside else 'mlp'}", hidden)
+    if layer.moe_beside:
+        for name in ("mlp_out_norm", "moe.router_norm", "moe_norm", "moe_out_norm"):
+            yield from _norm(spec.norm, f"{prefix}.{name}", hidden)
     if norms_output:
         yield from _norm(spec.norm, f"{prefix}.mlp_post_norm", hidden)
+    if size := spec.layer_input_size:
+        yield from _linear(f"{prefix}.input_gate", size, hidden, "replicated", False)
+        yield from _linear(f"{prefix}.input_proj", hidden, size, "replicated", False)
+        yield from _norm(spec.norm, f"{prefix}.input_norm", hidden)
+    if layer.has_scalar:
+        yield Param(name=f"{prefix}.scalar", shape=(hidden,), kind="vector")
 
 
 def _attention(attn: AttentionSpec, prefix: str, hidden_size: int, out_size: int = 0) -> Iterator[Param]:
     """out_size: of the output, if it is not that of the input."""
     query_rows, kv_rows = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
-    rows = {"q_proj": query_rows * (2 if attn.gate_in_query else 1), "k_proj": kv_rows, "v_proj": kv_rows}
+    rows = {"q_proj": query_rows * (2 if attn.gate_in_query else 1)}
+    if attn.kv_layer < 0:
+        rows |= {"k_proj": kv_rows} if attn.value_is_key else {"k_proj": kv_rows, "v_proj": kv_rows}
     yield from _fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, attn.num_kv_heads)
     if attn.qk_norm is not None:
         yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.q_norm", attn.num_heads)
-        yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.k_norm", attn.num_kv_heads)
+        if attn.kv_layer < 0:
+            yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.k_norm", attn.num_kv_heads)
     yield from _position_biases(attn, prefix)
     if attn.gated:
         yield from _linear(f"{prefix}.gate_proj", query_rows, hidden_size, "column", False)

@@ -8,7 +8,8 @@ from ..stages import Array, ForwardBatch, KVCaches
 from .attention import attention
 from .declare import rope_numbers
 from .encoder_decoder import cross_block
-from .feed_forward import feed_forward
+from .feed_forward import dense_and_experts, feed_forward
+from .layer_inputs import finish_layer, layer_inputs
 from .mixer import States, mix
 from .norms import Params, add_and_normalize, normalize, relative_bias
 from .rope import num_rope_variants
@@ -25,6 +26,7 @@ def decoder(
     and values of the whole batch before its attention reads any. Mutates the caches in `kv`.
     """
     residual = embeddings = _embed(ops, spec, params, batch)
+    inputs = layer_inputs(ops, spec, params, batch, embeddings)
     block: Array = None  # output of the last attention or feed-forward block, not yet added to the residual
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     caches: list[Array] = []
@@ -36,13 +38,15 @@ def decoder(
         cos, sin = (None, None) if number < 0 else angles[number]
 
         cache, state = kv.layers[i], kv.states[i] if layer.mixer is not None else ()
+        owner = layer.attn.kv_layer if layer.attn.kv_layer >= 0 else i
+        group = kv.group_of_layer[owner]
         if layer.has_attention or layer.mixer is not None:
             norm = f"{prefix}attn_norm."
             if layer.shared is not None:
                 residual = residual if block is None else ops.add(block, residual)
                 y, cache = shared_block(
                     ops, layer.shared, layer.attn, spec.norm, params, residual, embeddings, cos, sin, cache,
-                    kv.group_of_layer[i], batch,
+                    group, batch,
                 )  # fmt: skip
                 y = ops.linear(y, params[f"{prefix}shared.out_proj.weight"])
                 x = normalize(ops, spec.norm, params, norm, ops.add(residual, y))
@@ -50,10 +54,11 @@ def decoder(
                 x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
             block = None
             if layer.has_attention and layer.shared is None:
-                group, bias = kv.group_of_layer[i], relative_bias(spec, params, "", i)
-                block, cache = attention(
-                    ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, cache, group, batch, bias
+                bias, read = relative_bias(spec, params, "", i), cache if owner == i else caches[owner]
+                block, read = attention(
+                    ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, read, group, batch, bias
                 )
+                cache = read if owner == i else cache
             if layer.mixer is not None:
                 mixed, state = mix(ops, layer.mixer, params, f"{prefix}mixer.", x, state, kv.state_group, batch)
                 block = mixed if block is None else ops.add(block, mixed)
@@ -80,7 +85,10 @@ def decoder(
             total = ops.add(block, residual)
             block, residual = None, normalize(ops, spec.norm, params, post_norm, total)
         x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
-        block = feed_forward(ops, layer, params, f"{prefix}mlp.", x)
+        if layer.moe is not None and layer.moe_beside:
+            block = dense_and_experts(ops, layer, layer.moe, spec.norm, params, prefix, x, residual)
+        else:
+            block = feed_forward(ops, layer, params, f"{prefix}mlp.", x)
         if layer.post_norm:
             block = normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", block)
         if layer.residual_scale != 1.0:
@@ -88,6 +96,12 @@ def decoder(
         if layer.norm_after_add:
             total = ops.add(block, residual)
             block, residual = None, normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", total)
+        if layer.has_scalar:
+            total = ops.add(block, residual)
+            block, residual = (
+                None,
+                finish_layer(ops, spec, layer, params, prefix, inputs[i] if inputs else None, total),
+            )
     hidden_states, _ = add_and_normalize(ops, spec.norm, params, "final_norm.", block, residual, spec.final_norm)
     caches_after = KVCaches(
         layers=caches,

@@ -2,8 +2,8 @@
 
 from ..ops.table import OpTable
 from ..stages import Array
-from .norms import Params
-from .spec import LayerSpec, MlpSpec, MoeSpec
+from .norms import Params, normalize
+from .spec import LayerSpec, MlpSpec, MoeSpec, NormSpec
 
 
 def feed_forward(ops: OpTable, layer: LayerSpec, params: Params, prefix: str, x: Array) -> Array:
@@ -11,6 +11,31 @@ def feed_forward(ops: OpTable, layer: LayerSpec, params: Params, prefix: str, x:
     if layer.moe is not None:
         return _moe(ops, layer.moe, params, prefix, x)
     return _mlp(ops, layer.mlp, params, prefix, x)
+
+
+def dense_and_experts(
+    ops: OpTable,
+    layer: LayerSpec,
+    moe: MoeSpec,
+    norm: NormSpec,
+    params: Params,
+    prefix: str,
+    x: Array,
+    residual: Array,
+) -> Array:
+    """A dense block of x beside experts of the residual, each [num_tokens, hidden_size] and with a norm behind it."""
+    dense = _mlp(ops, layer.mlp, params, f"{prefix}mlp.", x)
+    dense = normalize(ops, norm, params, f"{prefix}mlp_out_norm.", dense)
+    routed = normalize(ops, norm, params, f"{prefix}moe.router_norm.", residual)
+    experts = _moe(
+        ops,
+        moe,
+        params,
+        f"{prefix}moe.",
+        normalize(ops, norm, params, f"{prefix}moe_norm.", residual),
+        ops.scale(routed, moe.router_scale),
+    )
+    return ops.add(dense, normalize(ops, norm, params, f"{prefix}moe_out_norm.", experts))
 
 
 def _mlp(ops: OpTable, mlp: MlpSpec, params: Params, prefix: str, x: Array) -> Array:
@@ -29,10 +54,13 @@ def _mlp(ops: OpTable, mlp: MlpSpec, params: Params, prefix: str, x: Array) -> A
     return out if mlp.out_scale == 1.0 else ops.scale(out, mlp.out_scale)
 
 
-def _moe(ops: OpTable, moe: MoeSpec, params: Params, prefix: str, x: Array) -> Array:
+def _moe(
+    ops: OpTable, moe: MoeSpec, params: Params, prefix: str, x: Array, router_input: Array | None = None
+) -> Array:
+    router_input = x if router_input is None else router_input
     bias = params[f"{prefix}router.bias"] if moe.router_bias else None
     weights, experts = ops.route_experts(
-        ops.cast(ops.linear(x, params[f"{prefix}router.weight"], bias), dtype="float32"),
+        ops.cast(ops.linear(router_input, params[f"{prefix}router.weight"], bias), dtype="float32"),
         params[f"{prefix}router.correction"] if moe.has_correction else None,
         num_experts_per_token=moe.num_experts_per_token,
         score=moe.score,

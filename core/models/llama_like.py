@@ -152,6 +152,9 @@ def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL) -> RopeSp
     """The rotary embedding of layers of one type. Raises ModelError for a type or a value it cannot serve."""
     parameters = config.rope_parameters(layer_type)
     rotary_dim = int(head_dim * parameters.number("partial_rotary_factor"))
+    if parameters.text("rope_type") == "proportional":
+        scaling = RopeScaling(kind="proportional", factor=_factor(parameters, 1.0), num_turned=rotary_dim // 2)
+        return RopeSpec(rotary_dim=head_dim, theta=parameters.number("rope_theta"), scaling=scaling)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise ModelError(f"{parameters.file} rotate {rotary_dim} of {head_dim} values of a head; it must be even")
     return RopeSpec(

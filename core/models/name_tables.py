@@ -127,7 +127,9 @@ def _stored(ours: str, theirs: str | Stored, layer: str) -> Stored:
     stored = theirs if isinstance(theirs, Stored) else Stored(name=theirs)
     if ours.startswith(_MODEL_LEVEL):
         return stored
-    return dataclasses.replace(stored, name=layer + stored.name, also=tuple(layer + name for name in stored.also))
+    scaled_by = layer + stored.scaled_by if stored.scaled_by else ""
+    also = tuple(layer + name for name in stored.also)
+    return dataclasses.replace(stored, name=layer + stored.name, also=also, scaled_by=scaled_by)
 
 
 LLAMA_NAMES = llama_names()

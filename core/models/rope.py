@@ -31,6 +31,9 @@ def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
         rows, factor = _dynamic(rope, scaling, num_rope_variants(rope)), 1.0
     elif scaling.kind == "llama3":
         rows, factor = [_llama3(plain, scaling)], 1.0
+    elif scaling.kind == "proportional":
+        turned = np.arange(len(plain)) < scaling.num_turned
+        rows, factor = [np.where(turned, plain / np.float32(scaling.factor), 0)], 1.0
     elif scaling.kind == "yarn":
         rows, factor = [_yarn(wavelengths, rope, scaling)], _yarn_attention_factor(scaling)
     else:

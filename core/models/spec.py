@@ -29,7 +29,7 @@ class NormSpec:
 class RopeScaling:
     """How rotary frequencies are stretched; names as in config.json's rope parameters."""
 
-    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope"]
+    kind: Literal["linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0
@@ -42,6 +42,8 @@ class RopeScaling:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    num_turned: int = 0
+    """proportional: pairs of values that are turned, by the frequencies that they have among all of the head"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,12 @@ class AttentionSpec:
     """multiplies the input"""
     out_scale: float = 1.0
     """multiplies the output"""
+    value_norm: NormSpec | None = None
+    """normalises each head of the value"""
+    value_is_key: bool = False
+    """there is no v_proj: the value is what k_proj gives, before norm and rope"""
+    kv_layer: int = -1
+    """the layer before whose keys and values are read; -1: the layer writes its own"""
     latent: LatentSpec | None = None
     """head_dim is then that of the cache, kv_lora_rank + qk_rope_head_dim, of one KV head"""
 
@@ -191,6 +199,8 @@ class MoeSpec:
     clamp: float = 0.0
     """gpt-oss: gate is clamped to at most this, up to within it, and the block is
     (up + 1) * gate * sigmoid(1.702 * gate); 0 is plain act(gate) * up"""
+    router_scale: float = 1.0
+    """multiplies the router's input where experts stand beside a dense block"""
     scale_input: bool = False
     """weights multiply the experts' input instead of their output (Llama 4)"""
     shared: MlpSpec | None = None
@@ -272,6 +282,10 @@ class LayerSpec:
     """stands between attention and mlp, with norms where those of attention are"""
     moe: MoeSpec | None = None
     """takes the place of mlp"""
+    moe_beside: bool = False
+    """moe reads the residual beside mlp, between norms of its own, instead (Gemma 4)"""
+    has_scalar: bool = False
+    """the residual is multiplied by a learned number behind the layer"""
     pre_norm: bool = True
     """normalise the input of attention and of the feed-forward block"""
     attn_pre_norm: bool = True
@@ -363,6 +377,8 @@ class ModelSpec:
     encoder, size of all embeddings, projected behind their norm"""
     embed_norm: bool = False
     """normalise the embeddings"""
+    layer_input_size: int = 0
+    """each layer reads so many values of the tokens themselves (Gemma 4); 0 has none"""
     num_relative_buckets: int = 0
     """rows of a learned bias of attention by distance (T5's buckets), one for all layers; 0 has none"""
     relative_bias_by_layer: bool = False

@@ -19,6 +19,8 @@ WRAPPERS: Mapping[str, tuple[str, str]] = {
     "exaone4_5": ("exaone4", "visual|mtp"),
     "fuyu": ("persimmon", "vision_embed_tokens"),
     "gemma3": ("gemma3_text", _LLAVA),
+    "gemma4": ("gemma4_text", "vision_tower|audio_tower|embed_vision|embed_audio"),
+    "gemma4_unified": ("gemma4_unified_text", "vision_embedder|audio_tower|embed_vision|embed_audio"),
     "glm46v": ("glm4v_text", "visual"),
     "glm4v": ("glm4v_text", "visual"),
     "glm4v_moe": ("glm4v_moe_text", "visual"),
@@ -65,6 +67,8 @@ WRAPPERS: Mapping[str, tuple[str, str]] = {
 _SIZE_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _SIZES: Mapping[str, tuple[int, ...]] = {
     "gemma3_text": (262208, 2304, 9216, 26, 8),
+    "gemma4_text": (262144, 2304, 9216, 30, 8),
+    "gemma4_unified_text": (262144, 2304, 9216, 30, 8),
     "llama": (32000, 4096, 11008, 32, 32),
     "mistral": (32000, 4096, 14336, 32, 32),
     "qwen2": (151936, 4096, 22016, 32, 32),

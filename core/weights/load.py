@@ -90,6 +90,10 @@ class CheckpointParams:
             tensor = _rearrange(self._source.read(piece.info.name), piece.stored, item.param)
             if item.param.plus_one and not self._adds_one:
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor) + np.float32(1.0))
+            if piece.stored.scaled_by:
+                scales = to_float32(self._source.read(piece.stored.scaled_by))
+                rows = to_float32(tensor) * np.repeat(scales, tensor.shape[0] // len(scales))[:, None]
+                tensor = replace(tensor, dtype="float32", data=rows)
             if item.param.unit_rows:
                 tensor = _with_unit_rows(tensor)
             tensors.append(tensor)
@@ -116,6 +120,8 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
     """The tensor in our layout: undo a stored transposition, an axis of stacked matrices, an interleaving of the
     parts of a fused parameter, and the row order of interleaved rope. Rows of blocks move like rows of numbers."""
     data, shape = tensor.data, tensor.shape
+    if stored.is_scalar:
+        data, shape = np.broadcast_to(data, param.shape), param.shape
     if stored.kernel:
         shape = (shape[0], shape[1] * shape[2])
         data = np.swapaxes(data, 1, 2).reshape(shape)
@@ -220,7 +226,12 @@ class _Resolver:
                 stored, matrix = found.stored, (param.num_stacked, shape[0] // param.num_stacked, *shape[1:])
                 if stored.transpose and stored.stacked and info.shape == matrix != (matrix[0], *matrix[:0:-1]):
                     stored = replace(stored, transpose=False)
+                if stored.scaled_by:
+                    scales = _Found(found.canonical, Stored(name=stored.scaled_by), self.find(stored.scaled_by))
+                    for piece in self.take(param, scales, (param.num_stacked,)):
+                        stored = replace(stored, scaled_by=piece.info.name if piece.info is not None else "")
                 self.compare(param, info, stored, shape)
+                self.used.update((info.name, stored.scaled_by))
                 return (_Piece(info, stored),)
             case ():
                 self.problems.missing.append(_Problem(self.place, found.stored.name, found.stored.name))
@@ -239,10 +250,12 @@ class _Resolver:
         if entry is None:
             return None
         stored = entry if isinstance(entry, Stored) else Stored(name=entry)
-        names = (stored.name, *stored.also)
+        names = (stored.name, stored.scaled_by, *stored.also)
         for place, index in zip("ij", indices, strict=False):
             names = tuple(name.replace(f"{{{place}}}", index) for name in names)
-        return replace(stored, name=names[0], also=names[1:])  # copies are of embeddings, which no layer has
+        return replace(
+            stored, name=names[0], scaled_by=names[1], also=names[2:]
+        )  # copies are of embeddings, which no layer has
 
     def find(self, name: str) -> tuple[TensorInfo, ...]:
         """The stored tensors called `name`, with and without the base prefix."""
@@ -264,6 +277,8 @@ class _Resolver:
             expected = (param.num_stacked, shape[0] // param.num_stacked, *shape[1:])
         if stored.skip_rows or stored.extra_rows:
             expected = (shape[0] + stored.skip_rows + stored.extra_rows, *shape[1:])
+        if stored.is_scalar:
+            expected = (1,)
         if stored.kernel:
             expected = (shape[0], shape[1] // stored.kernel, stored.kernel)
         if stored.transpose:

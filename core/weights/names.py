@@ -15,6 +15,7 @@ class Stored:
     transpose: stored [in_features, out_features] (GPT-2's Conv1D).
     stacked: stored with an axis in front for the param's num_stacked matrices or vectors; such matrices may be
     transposed or not, as their shape tells.
+    scaled_by: the name of a vector whose numbers multiply the stacked matrices. is_scalar: one number for all values.
     skip_rows: rows at the top that are never read (OPT's first two positions); extra_rows: such ones at the bottom.
     interleaved: a fused parameter whose rows are stored group by group, each group a share of every part (q, k
     and v of one KV head after another); groups: how many, 0 for the param's num_groups; order: the parts of a
@@ -31,6 +32,8 @@ class Stored:
     kernel: int = 0
     transpose: bool = False
     stacked: bool = False
+    scaled_by: str = ""
+    is_scalar: bool = False
     skip_rows: int = 0
     extra_rows: int = 0
     interleaved: bool = False

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paged_model import Case
+from recent_cases import RECENT_CASES, RECENT_FLAGS
 from recurrent_cases import RECURRENT_CASES, RECURRENT_FLAGS
 from respelled import baichuan, chatglm, internlm2
 
@@ -183,6 +184,7 @@ CASES = (
         twin="glm",
         respell=chatglm,
     ),
+    *RECENT_CASES,
     *RECURRENT_CASES,
 )
 FLAGS = (
@@ -258,5 +260,6 @@ FLAGS = (
         {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "attention_bias": True},
         lengths=(50, 9),
     ),
+    *RECENT_FLAGS,
     *RECURRENT_FLAGS,
 )

@@ -249,12 +249,14 @@ def randomise(model: torch.nn.Module) -> None:
     """Fresh models have unit norms, zero biases and flat attention, which would hide errors."""
     generator = torch.Generator().manual_seed(7)
     buffers = [
-        (name, buffer) for name, buffer in model.named_buffers() if "bias" in name and buffer.is_floating_point()
+        (name, buffer)
+        for name, buffer in model.named_buffers()
+        if ("bias" in name or "scalar" in name) and buffer.is_floating_point()
     ]
     for name, parameter in [*model.named_parameters(), *buffers]:
         values = torch.randn(parameter.shape, generator=generator)
         if "norm" in name and name.endswith("weight") or parameter.dim() == 1:
-            is_norm_weight = name.endswith("weight")
+            is_norm_weight = name.endswith(("weight", "scalar"))
             values = 0.2 * values + parameter.data.mean().round() if is_norm_weight else 0.3 * values
         elif "embed" in name or "wte" in name or "wpe" in name:
             values = 0.5 * values

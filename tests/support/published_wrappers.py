@@ -20,6 +20,10 @@ def _qwen(model_type: str, sizes: tuple[int, ...], section: list[int], **more: A
     return _text(model_type, sizes, rms_norm_eps=1e-6, rope_theta=1000000.0, **more)
 
 
+_GEMMA4 = {
+    "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+    "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+}
 _QWEN3_VL = {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}
 _LLAMA_4 = {
     "attention_chunk_size": 8192, "attn_temperature_tuning": True, "floor_scale": 8192, "head_dim": 128,
@@ -51,6 +55,47 @@ PUBLISHED_WRAPPERS: Mapping[str, Config] = {
             "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
         },
         "torch_dtype": "bfloat16",
+    },
+    "gemma_4_e2b": {
+        "model_type": "gemma4",
+        "text_config": {
+            "model_type": "gemma4_text", "attention_k_eq_v": False, "final_logit_softcapping": 30.0,
+            "global_head_dim": 512, "head_dim": 256, "hidden_size": 1536, "hidden_size_per_layer_input": 256,
+            "intermediate_size": 6144, "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+            "max_position_embeddings": 131072, "num_attention_heads": 8, "num_global_key_value_heads": None,
+            "num_hidden_layers": 35, "num_key_value_heads": 1, "num_kv_shared_layers": 20, "rope_parameters": _GEMMA4,
+            "sliding_window": 512, "use_double_wide_mlp": True, "vocab_size": 262144, "enable_moe_block": False,
+            "vocab_size_per_layer_input": 262144, "use_bidirectional_attention": None,
+        },
+        "tie_word_embeddings": True,
+    },
+    "gemma_4_31b": {
+        "model_type": "gemma4",
+        "text_config": {
+            "model_type": "gemma4_text", "attention_k_eq_v": True, "final_logit_softcapping": 30.0,
+            "global_head_dim": 512, "head_dim": 256, "hidden_size": 5376, "hidden_size_per_layer_input": 0,
+            "intermediate_size": 21504, "max_position_embeddings": 262144, "num_attention_heads": 32,
+            "num_global_key_value_heads": 4, "num_hidden_layers": 60, "num_key_value_heads": 16,
+            "num_kv_shared_layers": 0, "rope_parameters": _GEMMA4, "sliding_window": 1024,
+            "use_double_wide_mlp": False, "vocab_size": 262144, "use_bidirectional_attention": "vision",
+        },
+        "tie_word_embeddings": True,
+    },
+    "gemma_4_26b_a4b": {
+        "model_type": "gemma4",
+        "text_config": {
+            "model_type": "gemma4_text", "attention_k_eq_v": True, "enable_moe_block": True,
+            "final_logit_softcapping": 30.0, "global_head_dim": 512, "head_dim": 256, "hidden_size": 2816,
+            "hidden_size_per_layer_input": 0, "intermediate_size": 2112, "max_position_embeddings": 262144,
+            "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128,
+            "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8,
+            "rope_parameters": _GEMMA4, "sliding_window": 1024, "top_k_experts": 8, "vocab_size": 262144,
+        },
+        "tie_word_embeddings": True,
+    },
+    "gemma_4_unified_sizes": {
+        "model_type": "gemma4_unified",
+        "text_config": {"model_type": "gemma4_unified_text", "num_hidden_layers": 48, "attention_k_eq_v": True},
     },
     "llava_1_5_7b": {
         "model_type": "llava",

@@ -87,7 +87,8 @@ def save_tiny(folder: Path, model_type: str, *, seed: int = 0, **overrides: Any)
 def save_golden_case(folder: Path, name: str) -> PreTrainedModel:
     """Save the tiny model of one of golden_cases, with the vocabulary of COMMON, and return it as the oracle."""
     case = next(case for case in CASES if case.name == name)
-    make_checkpoint(replace(case, config={**case.config, "vocab_size": COMMON["vocab_size"]}), folder)
+    rows = {key: COMMON["vocab_size"] for key in ("vocab_size", *case.config) if key.startswith("vocab_size")}
+    make_checkpoint(replace(case, config={**case.config, **rows}), folder)
     attention = "eager" if case.has_eager else "sdpa"
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
     return model.eval()  # type: ignore[no-any-return, no-untyped-call]

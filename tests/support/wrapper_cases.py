@@ -41,6 +41,11 @@ MROPE: Mapping[str, Any] = {
 HALF_MROPE = {**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
 EXPERTS = {"moe_intermediate_size": 24}  # no square matrices, whose orientation could not be seen
 GEMMA3: Mapping[str, Any] = {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20, "layer_types": None}
+GEMMA4: Mapping[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 16, "global_head_dim": 24,
+    "sliding_window": 6, "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 131,
+}  # fmt: skip
+GEMMA4_UNIFIED = {**GEMMA4, "hidden_size_per_layer_input": ..., "vocab_size_per_layer_input": ...}
 DELTA: Mapping[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 16, "linear_key_head_dim": 12,
     "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -50,6 +55,10 @@ WRAPPER_CASES = (
     WrapperCase("gemma3", "gemma3_text", GEMMA3, {"mm_tokens_per_image": 4}),
     WrapperCase("gemma3", "gemma3_text", GEMMA3, {"tie_word_embeddings": False}, name="gemma3_untied"),
     WrapperCase("shieldgemma2", "gemma3_text", GEMMA3, {"mm_tokens_per_image": 4}),
+    WrapperCase("gemma4", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2}, {"vision_config": None}),
+    WrapperCase(
+        "gemma4_unified", "gemma4_unified_text", GEMMA4_UNIFIED, {"vision_config": None, "audio_config": None}
+    ),
     WrapperCase("llava", "llama"),
     WrapperCase("llava", "mistral", {"sliding_window": None}, name="pixtral"),
     WrapperCase("llava_next", "qwen2"),
@@ -129,7 +138,7 @@ def make_wrapper(case: WrapperCase) -> Any:
             sizes = {**TOWER_SIZES, **case.tower_sizes}
             known = {name: size for name, size in sizes.items() if hasattr(tower, name)}
             inside[key] = {"model_type": tower.model_type, **known}
-    config = CONFIG_MAPPING[case.model_type](**inside, **case.config)
+    config = CONFIG_MAPPING[case.model_type](**{**inside, **case.config})
     auto: Any = AutoModelForImageTextToText
     if type(config) not in auto._model_mapping:
         auto = AutoModelForMultimodalLM

@@ -28,7 +28,7 @@ class NativeProgram:
         trace: Trace,
         weights: Mapping[str, _ops.PackedWeight],
         vectors: Vectors,
-        caches: Sequence[_ops.KVCache],
+        caches: Sequence[_ops.KVCache] | Mapping[int, _ops.KVCache],
         *,
         max_tokens: int,
         max_logits: int,

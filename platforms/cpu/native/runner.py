@@ -169,7 +169,7 @@ class NativeRunner(Runner):
                 trace,
                 self._weights,
                 self._vectors | {name: self._vectors[s.name][s.start : s.end] for name, s in biases.items()},
-                [caches[layer] for layer in range(self.config.spec.num_layers)],
+                caches,
                 max_tokens=self._max_rows["tokens"],
                 max_logits=self._max_rows["logits"],
                 quantize_x=frozenset(self._rounds_x),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import ModelError
+from headrace.core.kv.groups import kv_groups
 from headrace.core.models.config import HFConfig
 from headrace.core.models.declare import declare_params
 from headrace.core.models.registry import family_names, family_of, read_spec
@@ -271,3 +272,14 @@ def _copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
     return list(value) if isinstance(value, list) else value
+
+
+def test_layers_of_gemma_4_that_share_keys_and_values_have_no_cache() -> None:
+    spec = read_spec(HFConfig(wrappers["gemma_4_e2b"]))
+    full, sliding = kv_groups(spec, max_model_len=4096)
+    # 35 layers, of which the last 20 read those of layers 13 (sliding) and 14 (full).
+    assert full.layer_indices == (4, 9, 14) and set(full.heads) == {(1, 512)}
+    assert sliding.layer_indices == (0, 1, 2, 3, 5, 6, 7, 8, 10, 11, 12, 13) and set(sliding.heads) == {(1, 256)}
+    assert {layer.attn.kv_layer for layer in spec.layers[15:]} == {13, 14}
+    names = {param.name for param in declare_params(spec)}
+    assert "layers.14.attn.k_norm.weight" in names and "layers.15.attn.k_norm.weight" not in names
