@@ -112,8 +112,8 @@ class SamplingParams:
             object.__setattr__(self, name, dict(value or {}))
         form: Any = self.structured_output
         if isinstance(form, Mapping):
-            _check(set(form) <= {"kind", "value"}, "structured_output must have kind and value", dict(form))
-            form = StructuredOutputParams(kind=form.get("kind", ""), value=form.get("value"))
+            _check(set(form) <= {"kind", "value", "label"}, "structured_output must have kind and value", dict(form))
+            form = StructuredOutputParams(**{"kind": "", **form})
             object.__setattr__(self, "structured_output", form)
         is_form = form is None or isinstance(form, StructuredOutputParams)
         _check(is_form, "structured_output must be StructuredOutputParams", form)

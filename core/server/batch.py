@@ -180,7 +180,7 @@ class _Batch:
         finally:
             self._room.release()
         record = {
-            "id": new_id("batch_req"),
+            "id": new_id("batch_req_"),
             "custom_id": line["custom_id"],
             "response": {"status_code": status, "request_id": request_id, "body": answer},
             "error": None,

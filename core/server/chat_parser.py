@@ -14,6 +14,9 @@ from .formats.parser import AnswerDelta
 from .formats.tools import Tool, read_tools
 from .protocol.chat import ChatRequest
 
+_WORDS = ("none", "auto", "required")
+"""What tool_choice may be besides the name of a tool."""
+
 
 class TurnParser(Protocol):
     """Reads the text of one answer as it grows; AnswerParser is one."""
@@ -105,6 +108,10 @@ def narrow_tools(request: ChatRequest) -> None:
     """Leave only the tools that tool_choice allows ({"type": "allowed_tools"}, in chat's form or that of responses),
     and the choice among them. Raises RequestError if none is left."""
     choice = request.tool_choice
+    if isinstance(choice, dict) and choice.get("type") == "function" and _name_of(choice) in _WORDS:
+        # A function with the name of a mode: told from the mode by standing alone.
+        request.tools = [tool for tool in request.tools or () if _name_of(tool) == _name_of(choice)]
+        request.tool_choice, request.parallel_tool_calls = "required", False
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return
     allowed = choice.get("allowed_tools", choice)
@@ -140,7 +147,7 @@ def _tool_choice(request: ChatRequest, tools: Sequence[Tool]) -> str:
                 code="invalid_tools",
             )
         choice = name
-    elif choice not in ("none", "auto", "required"):
+    elif choice not in _WORDS:
         raise RequestError(f"tool_choice must be none, auto or required, got {choice!r}", code="invalid_tools")
     if not tools and choice not in ("none", "auto"):
         raise RequestError("tool_choice needs tools", code="invalid_tools")

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from ..errors import RequestError
 from ..sampling.params import SamplingParams
+from ..sampling.validate import MAX_LOGPROBS
 from .chat_parser import ChatForm, TurnParser, chat_form, narrow_tools, with_parsed_arguments
 from .frames import Output
 from .generation import Generation
@@ -121,8 +122,12 @@ def _template_options(body: ChatRequest) -> dict[str, Any]:
 
 
 def _params(body: ChatRequest, form: ChatForm, prompt: str) -> dict[str, Any]:
-    if body.top_logprobs and not body.logprobs:
+    wanted = body.top_logprobs or 0
+    if wanted and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true", code="invalid_sampling_params")
+    if not 0 <= wanted <= MAX_LOGPROBS:
+        reason = f"top_logprobs must be in [0, {MAX_LOGPROBS}], got {wanted}"
+        raise RequestError(reason, code="invalid_sampling_params")
     fixed: dict[str, Any] = {
         "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         "structured_output": form.structured_output(structured_output(body), prompt),
@@ -130,5 +135,5 @@ def _params(body: ChatRequest, form: ChatForm, prompt: str) -> dict[str, Any]:
     if form.needs_special_tokens:
         fixed["skip_special_tokens"] = False
     if body.logprobs:
-        fixed["logprobs"] = body.top_logprobs or 0
+        fixed["logprobs"] = wanted
     return fixed

@@ -21,6 +21,8 @@ class StructuredOutputParams:
 
     kind: StructuredKind
     value: Any = None
+    label: str = ""
+    """what errors call it, if it was not asked for in these words"""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -63,7 +63,7 @@ class ChatTemplate:
             for message in chat:
                 message["role"] = "system" if message["role"] == "developer" else message["role"]
         if not chat:
-            raise RequestError("a chat needs at least one message", code="invalid_messages")
+            raise RequestError("messages: a chat needs at least one", code="invalid_messages")
         final = _mark_final(chat[-1]) if continue_final_message else ""
         variables = {
             **self._special_tokens,
@@ -73,7 +73,7 @@ class ChatTemplate:
             "documents": _plain(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        text = _run(compiled, variables)
+        text = _render(compiled, variables, chat)
         return _cut_at_mark(text, final) if continue_final_message else text
 
     def _choose(self, name: str, has_tools: bool) -> str:
@@ -163,6 +163,19 @@ class _Refused(Exception):
     """A template called raise_exception."""
 
 
+def _render(compiled: "jinja2.Template", variables: Mapping[str, Any], chat: Sequence[dict[str, Any]]) -> str:
+    """Messages without content stay so where a template tells calls by that; most read content without a look."""
+    try:
+        return _run(compiled, variables)
+    except RequestError:
+        bare = [message for message in chat if "content" not in message]
+        if not bare:
+            raise
+        for message in bare:
+            message["content"] = ""
+        return _run(compiled, variables)
+
+
 def _run(compiled: "jinja2.Template", variables: Mapping[str, Any]) -> str:
     from jinja2.exceptions import SecurityError
 
@@ -222,8 +235,10 @@ def _check_message(index: int, message: object, takes_parts: bool) -> dict[str, 
         raise wrong(f"needs a role such as user, got {plain.get('role')!r}")
     content = plain.get("content")
     if content is None:
-        if not plain.get("tool_calls"):
+        if not any(plain.get(name) for name in ("tool_calls", "reasoning", "reasoning_content", "refusal")):
             raise wrong("needs content")
+        if plain.get("refusal"):
+            plain["content"] = str(plain["refusal"])
     elif isinstance(content, list):
         texts = [_text_of_part(part, wrong) for part in content]
         if not takes_parts:
@@ -238,10 +253,12 @@ def _check_message(index: int, message: object, takes_parts: bool) -> dict[str, 
 def _text_of_part(part: Any, wrong: Any) -> str:
     if isinstance(part, str):
         return part
-    if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
-        kind = part.get("type", "part") if isinstance(part, dict) else type(part).__name__
-        raise wrong(f"has a part of type {kind!r}; only text parts can be used")
-    return str(part["text"])
+    kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+    if kind not in ("text", "refusal"):
+        raise wrong(f"has a part of type {kind!r}; this model reads text only")
+    if not isinstance(part.get(kind), str):
+        raise wrong(f"has a part of type {kind!r} whose {kind} is no text")
+    return str(part[kind])
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -1,6 +1,7 @@
 """Structured output by llguidance: schemas, patterns and grammars to masks of allowed tokens."""
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ MAX_SOURCE_CHARS = 200_000
 MAX_PROPERTIES = 1_000
 """Of one object: llguidance's time grows with the square (measured: 3,000 take 4 s, 10,000 more than a minute)."""
 _MAX_ERROR = 400
+_SCHEMA_IN_LARK = re.compile(r"%json\s*")
 
 
 @hookimpl
@@ -206,8 +208,7 @@ def _json_grammar(schema: Any, params: StructuredOutputParams) -> str:
 
     if not isinstance(schema, (bool, Mapping)):
         raise _wrong(params, f"a schema must be an object, got {type(schema).__name__}")
-    if (count := _max_properties(schema)) > MAX_PROPERTIES:
-        raise _wrong(params, f"an object in it has {count} properties; at most {MAX_PROPERTIES} may be")
+    _check_properties(schema, params)
     # `lenient` off: a keyword that cannot be enforced is an error, not a wish.
     options: Any = {"whitespace_pattern": WHITESPACE, "lenient": False}
     try:
@@ -218,8 +219,8 @@ def _json_grammar(schema: Any, params: StructuredOutputParams) -> str:
         raise _wrong(params, str(error)) from error
 
 
-def _max_properties(schema: Any) -> int:
-    """The number of properties of the largest object in a schema."""
+def _check_properties(schema: Any, params: StructuredOutputParams) -> None:
+    """Raise RequestError if an object in a schema is too large."""
     most, left = 0, [schema]
     while left:
         value = left.pop()
@@ -228,13 +229,19 @@ def _max_properties(schema: Any) -> int:
             left += value.values()
         elif isinstance(value, list):
             left += value
-    return most
+    if most > MAX_PROPERTIES:
+        raise _wrong(params, f"an object in it has {most} properties; at most {MAX_PROPERTIES} may be")
 
 
 def _lark_grammar(text: str, params: StructuredOutputParams) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
+    for found in _SCHEMA_IN_LARK.finditer(text):
+        try:
+            _check_properties(json.JSONDecoder().raw_decode(text, found.end())[0], params)
+        except (ValueError, RecursionError):  # llguidance says more of what is no JSON
+            continue
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(text) if "::=" in text else text)
     except Exception as error:  # the converter raises bare errors of its own for whatever it cannot read
@@ -242,7 +249,9 @@ def _lark_grammar(text: str, params: StructuredOutputParams) -> str:
 
 
 def _wrong(params: StructuredOutputParams, reason: str) -> RequestError:
+    # Of a grammar that somebody else wrote, the lines in question tell nobody anything.
+    reason = reason.strip().split("\n")[0] if params.label else reason.strip()
     return RequestError(
-        f"structured output: {params.kind} cannot be used: {reason.strip()[:_MAX_ERROR]}",
+        f"structured output: {params.label or params.kind} cannot be used: {reason[:_MAX_ERROR]}",
         code="invalid_structured_output",
     )

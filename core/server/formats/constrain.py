@@ -54,7 +54,7 @@ def constrain_tools(
         calls = f"{call} ({grammar.literal(syntax.between)} {call}){{0,{MAX_CALLS - 1}}}"
     answer = f"{grammar.literal(syntax.before)} {calls} {grammar.literal(syntax.after)}"
     start = f"{grammar.thinking(format, prompt)} {answer}"
-    return StructuredOutputParams(kind="grammar", value=grammar.text(start))
+    return StructuredOutputParams(kind="grammar", value=grammar.text(start), label="the schema of a tool")
 
 
 def constrain_after_reasoning(
@@ -86,7 +86,7 @@ def constrain_after_reasoning(
         body = grammar.schema(schema, strict=True)
     blanks = grammar.rule(f"/{_WHITESPACE}/")
     return StructuredOutputParams(
-        kind="grammar", value=grammar.text(f"{grammar.thinking(format, prompt)} {blanks} {body}")
+        kind="grammar", value=grammar.text(f"{grammar.thinking(format, prompt)} {blanks} {body}"), label=form.kind
     )
 
 

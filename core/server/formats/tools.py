@@ -35,7 +35,7 @@ def read_tools(tools: object) -> tuple[Tool, ...]:
     read = tuple(_read_tool(n, tool) for n, tool in enumerate(tools))
     names = [tool.name for tool in read]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise _wrong(f"two tools have the name {min(twice)!r}")
+        raise _wrong(f"tools: two have the name {min(twice)!r}")
     return read
 
 

@@ -27,6 +27,7 @@ class ChatRequest(GenerationFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    web_search_options: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
     add_special_tokens: bool | None = False

@@ -72,6 +72,9 @@ class GenerationFields(SamplingFields, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    use_beam_search: bool | None = None
+    truncate_prompt_tokens: Int | None = None
+    return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = False
 
 
@@ -118,14 +121,18 @@ def sampling_params(request: SamplingFields, defaults: SamplingParams, **fixed: 
 
 def refuse(request: Any, reasons: dict[str, str]) -> None:
     """Raise RequestError for the first of these fields that the request sets: nothing is silently left out."""
+    if isinstance(request, GenerationFields):
+        reasons = {**reasons, **_UNSUPPORTED}
+        if request.stream_options is not None and not request.stream:
+            raise RequestError("stream_options: only streams have any; set stream", code="invalid_request")
     for name, reason in reasons.items():
         if getattr(request, name):
             raise RequestError(f"{name}: {reason}", code="unsupported_parameter")
 
 
 def new_id(prefix: str) -> str:
-    """An id for a response, such as chatcmpl-0f3c..."""
-    return f"{prefix}-{uuid.uuid4().hex}"
+    """An id for a response. prefix: as clients know it, such as "chatcmpl-" or "resp_"."""
+    return f"{prefix}{uuid.uuid4().hex}"
 
 
 def now() -> int:
@@ -133,6 +140,11 @@ def now() -> int:
     return int(time.time())
 
 
+_UNSUPPORTED = {
+    "use_beam_search": "this server samples; send n or best_of",
+    "truncate_prompt_tokens": "a prompt that is too long is an error; cut it before",
+    "return_tokens_as_token_ids": "send return_token_ids",
+}
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _NAMES = tuple(
     name for name in SamplingFields.__struct_fields__ if name not in ("vllm_xargs", "logits_processors_args")

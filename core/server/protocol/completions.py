@@ -20,7 +20,9 @@ class CompletionRequest(GenerationFields, kw_only=True):
     logprobs: Int | None = None
     """log probabilities of each token and this many most likely ones"""
     suffix: str | None = None
+    """what comes behind the output, for models that fill in the middle"""
     best_of: Int | None = None
+    """how many are made of each prompt; the n most likely ones are given"""
     add_special_tokens: bool | None = True
 
 

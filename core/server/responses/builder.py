@@ -134,15 +134,15 @@ class ResponseBuilder:
         events = self._close("completed")
         part: OutputText | ReasoningText | None = None
         if call is not None:
-            shown: OutputItem = FunctionCall(id=new_id("fc"), call_id=call.id, name=call.name)
+            shown: OutputItem = FunctionCall(id=new_id("fc_"), call_id=call.id, name=call.name)
             self._item = msgspec.structs.replace(shown)
         elif kind is ReasoningItem:
             part = ReasoningText()
-            shown = ReasoningItem(id=new_id("rs"), content=[])
+            shown = ReasoningItem(id=new_id("rs_"), content=[])
             self._item = msgspec.structs.replace(shown, content=[ReasoningText()])
         else:
             part = OutputText()
-            shown = OutputMessage(id=new_id("msg"), content=[])
+            shown = OutputMessage(id=new_id("msg_"), content=[])
             self._item = msgspec.structs.replace(shown, content=[OutputText()])
         self.response.output.append(self._item)
         # The events hold copies: they are sent when the item may have grown.

@@ -7,7 +7,7 @@ from ...errors import RequestError
 from ..protocol.common import new_id
 
 _ROLES = ("user", "assistant", "system", "developer")
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "function_call_output": "fco_"}
 
 
 def read_items(given: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:

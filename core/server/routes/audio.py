@@ -81,7 +81,7 @@ class _Work:
     """One recording in the engine, question by question."""
 
     def __init__(self, server: "Server", request: Request, job: Transcriber) -> None:
-        self.id = new_id("transcr")
+        self.id = new_id("transcr-")
         self.job = job
         self._server = server
         self._request = request

@@ -47,6 +47,8 @@ async def chat_completions(request: Request) -> Response:
     body = await read_json(request, ChatRequest, server.config.server.max_body_bytes)
     server.check_model(body.model)
     refuse(body, _UNSUPPORTED)
+    if body.web_search_options is not None:
+        raise RequestError("web_search_options: this server searches nothing", code="unsupported_parameter")
     if body.modalities and body.modalities != ["text"]:
         raise RequestError("modalities: this server makes text", code="unsupported_parameter")
     turn = await read_turn(server, body)
@@ -61,7 +63,7 @@ class _Answer:
     """Makes the answers of one request, whole or in chunks."""
 
     def __init__(self, server: "Server", turn: Turn) -> None:
-        self.id = new_id("chatcmpl")
+        self.id = new_id("chatcmpl-")
         self._created = now()
         self._body = turn.request
         self._model = self._body.model or server.model_name

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from ...errors import RequestError
 from ...stages import EncoderInput
+from ...text.infill import infill_marks, infill_prompt
 from ..frames import Output, TokenEntries
 from ..generation import Generation
 from ..http import read_json
@@ -27,10 +28,11 @@ async def completions(request: Request) -> Response:
     server: Server = request.app.state.server
     body = await read_json(request, CompletionRequest, server.config.server.max_body_bytes)
     server.check_model(body.model)
-    refuse(body, {"suffix": "this server does not fill in the middle"})
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError("best_of must equal n: completions are not ranked", code="unsupported_parameter")
+    refuse(body, {})
+    _check_best_of(body)
     prompts = await _prompts(server, body)
+    if body.suffix:
+        prompts = [await _infill(server, body, *prompt) for prompt in prompts]
     encoders: list[EncoderInput | None] = []
     if server.decoder_start is not None:  # then the texts are what the encoder reads
         encoders = [EncoderInput(token_ids=token_ids) for _, token_ids in prompts]
@@ -75,13 +77,56 @@ async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str 
     return found
 
 
+async def _infill(
+    server: "Server", body: CompletionRequest, text: str | None, token_ids: list[int]
+) -> tuple[str | None, list[int]]:
+    """A prompt that asks for what stands between it and the suffix. Raises RequestError."""
+    tokenizer = server.prompts.tokenizer
+    marks = infill_marks(tokenizer)
+    if marks is None or server.decoder_start is not None:
+        raise RequestError(
+            f"suffix: {server.model_name} cannot fill in the middle: its tokenizer has no tokens for that",
+            code="unsupported_parameter",
+        )
+    if text is None or body.echo:
+        raise RequestError(
+            "suffix: goes with a prompt that is a text, and without echo", code="unsupported_parameter"
+        )
+    after = await server.prompts.encode(body.suffix or "", add_special_tokens=False)
+    num_first = next((n for n, token in enumerate(token_ids) if token not in tokenizer.special_ids), len(token_ids))
+    return text, infill_prompt(marks, token_ids, after, num_first)
+
+
+def _check_best_of(body: CompletionRequest) -> None:
+    n = body.n or 1
+    if body.best_of is not None and body.best_of < n:
+        raise RequestError(f"best_of must be at least n, got {body.best_of} for {n}", code="invalid_sampling_params")
+    if body.best_of not in (None, n) and body.stream:
+        raise RequestError("best_of: the best are known at the end; do without stream", code="unsupported_parameter")
+
+
 def _params(body: CompletionRequest) -> dict[str, Any]:
     fixed: dict[str, Any] = {"max_tokens": body.max_tokens, "structured_output": structured_output(body)}
+    if body.best_of is not None:
+        fixed["n"] = body.best_of
+        if body.best_of > (body.n or 1):
+            fixed["logprobs"] = 0
     if body.logprobs is not None:
         fixed["logprobs"] = body.logprobs
         if body.echo:
             fixed["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     return fixed
+
+
+def _best(outputs: list[Output], best_of: int, n: int) -> list[Output]:
+    """Of each prompt's outputs the n that are most likely, by the mean log probability of their tokens."""
+
+    def mean_logprob(output: Output) -> float:
+        values = [entries[0].logprob for entries in output.logprobs or ()]
+        return sum(values) / len(values) if values else 0.0
+
+    groups = [outputs[start : start + best_of] for start in range(0, len(outputs), best_of)]
+    return [output for group in groups for output in sorted(group, key=mean_logprob, reverse=True)[:n]]
 
 
 class _Answer:
@@ -90,7 +135,7 @@ class _Answer:
     def __init__(
         self, server: "Server", body: CompletionRequest, prompts: list[tuple[str | None, list[int]]]
     ) -> None:
-        self.id = new_id("cmpl")
+        self.id = new_id("cmpl-")
         self._created = now()
         self._model = body.model or server.model_name
         self._body = body
@@ -102,6 +147,8 @@ class _Answer:
 
     def whole(self, generation: Generation, outputs: list[Output]) -> CompletionResponse:
         """The response that is no stream."""
+        if self._body.best_of is not None:
+            outputs = _best(outputs, self._body.best_of, self._n)
         return CompletionResponse(
             id=self.id,
             created=self._created,
@@ -136,7 +183,7 @@ class _Answer:
             echoed = self._prompt_text(text, token_ids)
             if body.logprobs is not None:
                 logprobs = self._push(index, output.prompt_logprobs or [None] * len(token_ids), token_ids)
-        if output.logprobs is not None:
+        if output.logprobs is not None and body.logprobs is not None:
             logprobs = extend(logprobs, self._push(index, output.logprobs, output.token_ids))
         wants_prompt = is_first and body.prompt_logprobs is not None and output.prompt_logprobs is not None
         return CompletionChoice(

@@ -58,7 +58,7 @@ class _Answer:
     """Makes one message, whole or as events."""
 
     def __init__(self, server: "Server", turn: Turn, body: MessagesRequest) -> None:
-        self.id = new_id("msg")
+        self.id = new_id("msg_")
         self._max_tokens = body.max_tokens
         usage = MessageUsage(input_tokens=len(turn.token_ids))
         message = Message(id=self.id, model=body.model or server.model_name, content=[], usage=usage)

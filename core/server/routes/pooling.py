@@ -119,7 +119,7 @@ async def _begin(request: Request, kind: type[Any], task: Task) -> "_Run":
         raise ApiError(404, f"{request.url.path}: {error.reason}", code="unsupported_by_model") from None
     body = await read_json(request, kind, server.config.server.max_body_bytes)
     server.check_model(body.model)
-    return _Run(server, request, body, new_id(task))
+    return _Run(server, request, body, new_id(f"{task}-"))
 
 
 class _Run:

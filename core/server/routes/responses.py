@@ -159,6 +159,8 @@ def _history(server: "Server", user: str, body: InputFields) -> list[dict[str, A
         items += previous.items()
     for item in read_items(body.input):
         items.append(server.responses.find_item(user, item["id"]) if item["type"] == "item_reference" else item)
+    if not items and not body.instructions:
+        raise RequestError("input: there is nothing to answer", code="invalid_input")
     return items
 
 
@@ -232,7 +234,7 @@ class _Answer:
     def __init__(
         self, server: "Server", user: str, body: ResponsesRequest, turn: Turn, history: list[dict[str, Any]]
     ) -> None:
-        self.id = new_id("resp")
+        self.id = new_id("resp_")
         self._server = server
         self._parser = turn.new_parser()
         tokenizer = server.prompts.tokenizer

@@ -57,6 +57,8 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """One of them."""
     server, name = _server(request), request.path_params["name"]
+    if not name:
+        return await models(request)
     server.check_model(name)
     return JsonResponse(_card(server, name))
 

@@ -101,22 +101,43 @@ def test_no_half_character_in_a_delta(client: openai.OpenAI, llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
+    ("body", "code", "param"),
     [
-        ({"messages": []}, "invalid_messages"),
-        ({"messages": [{"content": "x"}]}, "invalid_messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "invalid_messages"),
-        ({}, "invalid_request"),
-        ({"messages": MESSAGES, "functions": [{}]}, "unsupported_parameter"),
-        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "invalid_response_format"),
-        ({"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True}, "invalid_request"),
+        ({"messages": []}, "invalid_messages", "messages"),
+        ({"messages": [{"content": "x"}]}, "invalid_messages", "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "invalid_messages",
+            "messages",
+        ),
+        ({}, "invalid_request", "messages"),
+        ({"messages": MESSAGES, "functions": [{}]}, "unsupported_parameter", "functions"),
+        ({"messages": MESSAGES, "web_search_options": {}}, "unsupported_parameter", "web_search_options"),
+        ({"messages": MESSAGES, "use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
+        ({"messages": MESSAGES, "truncate_prompt_tokens": 3}, "unsupported_parameter", "truncate_prompt_tokens"),
+        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "invalid_response_format", None),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "invalid_sampling_params", "top_logprobs"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": -1}, "invalid_sampling_params", "top_logprobs"),
+        (
+            {"messages": MESSAGES, "add_generation_prompt": True, "continue_final_message": True},
+            "invalid_request",
+            "add_generation_prompt",
+        ),
     ],
 )
-def test_errors(server: LiveServer, body: dict[str, Any], code: str) -> None:
+def test_errors(server: LiveServer, body: dict[str, Any], code: str, param: str | None) -> None:
     for stream in (False, True):
         response = server.post("/v1/chat/completions", {**body, "stream": stream})
         assert response.status_code == 400, response.text
-        assert response.json()["error"]["code"] == code
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == (code, param)
+
+
+def test_only_streams_have_options(server: LiveServer) -> None:
+    body = {"messages": MESSAGES, "prompt": "x", "max_tokens": 2, "stream_options": {"include_usage": True}}
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        response = server.post(path, body)
+        assert response.status_code == 400 and response.json()["error"]["param"] == "stream_options"
 
 
 def test_errors_are_the_clients_own_classes(client: openai.OpenAI) -> None:

@@ -2,14 +2,18 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+import tokenizers
 
 from headrace import LLM, SamplingParams
+from headrace.core.text.infill import infill_prompt
 from live_server import LiveServer
+from tiny_server_model import tiny_server_model
 
 PROMPT = "The quick brown fox"
 
@@ -140,6 +144,7 @@ def test_offsets_count_from_the_start_of_the_prompt(server: LiveServer) -> None:
         ({"prompt": "x", "temperature": "hot"}, 400, "invalid_request", "temperature"),
         ({"prompt": "x", "logprobs": 1000}, 400, "invalid_sampling_params", "logprobs"),
         ({"prompt": "x", "suffix": "y"}, 400, "unsupported_parameter", "suffix"),
+        ({"prompt": "x", "n": 3, "best_of": 2}, 400, "invalid_sampling_params", "best_of"),
         ({"prompt": "x", "logits_processors": ["nope"]}, 400, "unknown_logits_processor", None),
         ({"prompt": "x", "model": "gpt-4"}, 404, "model_not_found", "model"),
         ({"prompt": "x", "logit_bias": {"nan": 1}}, 400, "invalid_sampling_params", "logit_bias"),
@@ -155,6 +160,57 @@ def test_errors(
     assert set(response.json()) == {"error"} and set(error) == {"message", "type", "param", "code"}
     assert (error["code"], error["param"]) == (code, param), error
     assert response.headers["content-type"] == "application/json"
+
+
+def test_the_best_of_many(random_client: openai.OpenAI) -> None:
+    """They are those of the same n whose tokens are the most likely on average."""
+    options: dict[str, Any] = dict(model="tiny", prompt=[PROMPT, "A"], max_tokens=8, temperature=2, seed=3)
+    every = random_client.completions.create(n=5, logprobs=0, **options)
+    wanted: list[str] = []
+    for group in (every.choices[:5], every.choices[5:]):
+        means = {}
+        for choice in group:
+            assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
+            values = [value for value in choice.logprobs.token_logprobs if value is not None]
+            means[choice.text] = sum(values) / len(values)
+        assert len(means) == 5
+        wanted += sorted(means, key=lambda text: -means[text])[:2]
+    best = random_client.completions.create(n=2, best_of=5, **options)
+    assert [choice.text for choice in best.choices] == wanted
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    assert all(choice.logprobs is None for choice in best.choices)
+    assert best.usage is not None and every.usage is not None
+    assert best.usage.completion_tokens == every.usage.completion_tokens
+    with pytest.raises(openai.BadRequestError, match="best_of"):
+        random_client.completions.create(n=2, best_of=5, stream=True, **options)
+    assert len(list(random_client.completions.create(n=1, best_of=1, stream=True, **options))) > 1
+
+
+def test_filling_in_the_middle(tmp_path: Path) -> None:
+    """The prompt is the one that the model's makers document, read by its tokenizer."""
+    folder = tiny_server_model(tmp_path / "coder")
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": backend.get_vocab_size()}))
+    before, after = "def main(args):\n    return ", "\n\nmain([])"
+    ids = backend.encode(f"<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>").ids
+    with LiveServer(folder, "--kv-memory", "16MiB") as server:
+
+        def complete(**body: Any) -> Any:
+            response = server.post("/v1/completions", {"max_tokens": 12, "temperature": 0, **body}).json()
+            return response["choices"][0]["text"], response["usage"]["prompt_tokens"]
+
+        assert complete(prompt=before, suffix=after) == complete(prompt=ids) != complete(prompt=before)
+        assert complete(prompt=before, suffix="") == complete(prompt=before)
+        for wrong in ({"prompt": [5]}, {"prompt": "x", "echo": True}):
+            error = server.post("/v1/completions", {"suffix": after, **wrong}).json()["error"]
+            assert (error["code"], error["param"]) == ("unsupported_parameter", "suffix")
+
+
+def test_the_first_token_of_every_prompt_stays_first() -> None:
+    assert infill_prompt([91, 92, 93], [1, 5, 6], [7], 1) == [1, 91, 5, 6, 92, 7, 93]
 
 
 def test_a_prompt_that_is_too_long_names_both_numbers(server: LiveServer) -> None:

@@ -149,7 +149,7 @@ def test_a_form_of_the_text(random_client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        ({}, "invalid_messages"),
+        ({}, "invalid_input"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "unsupported_parameter"),
         ({"input": "x", "conversation": "c"}, "unsupported_parameter"),
         ({"input": "x", "prompt": {"id": "p"}}, "unsupported_parameter"),

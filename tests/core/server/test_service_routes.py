@@ -21,6 +21,8 @@ def test_models(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert model.id == "tiny" and model.to_dict()["max_model_len"] == 4096
     assert client.models.retrieve("tiny") == model
+    slash = client.get("/models/", cast_to=httpx.Response)
+    assert slash.json()["data"][0]["id"] == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 

@@ -43,34 +43,56 @@ def test_a_forced_call_whole_and_streamed(random_client: openai.OpenAI, seed: in
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
 
 
+def finished(client: openai.OpenAI, **options: Any) -> list[list[Any]]:
+    """The calls of answers that came to their end; random weights may also think until the tokens are used up."""
+    found = []
+    for seed in range(8):
+        result = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=600, temperature=1, seed=seed, **options
+        )
+        choice = result.choices[0]
+        if choice.finish_reason != "length":
+            assert choice.finish_reason == "tool_calls" and choice.message.tool_calls is not None
+            found.append(choice.message.tool_calls)
+    assert found
+    return found
+
+
 def test_required_calls_some_tool(random_client: openai.OpenAI) -> None:
-    result = random_client.chat.completions.create(
-        model="tiny",
-        messages=MESSAGES,
-        tools=TOOLS,
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_tokens=900,
-        temperature=1,
-        seed=4,
-    )
-    assert result.choices[0].message.tool_calls is not None
-    (call,) = result.choices[0].message.tool_calls
-    assert call.type == "function" and call.function.name in ("weather", "now")
+    for calls in finished(random_client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False):
+        (call,) = calls
+        assert call.type == "function" and call.function.name in ("weather", "now")
 
 
 def test_only_allowed_tools_are_called(random_client: openai.OpenAI) -> None:
     allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
-    options: dict[str, Any] = dict(model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=900, temperature=1)
     choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
-    result = random_client.chat.completions.create(tool_choice=choice, parallel_tool_calls=False, seed=4, **options)
-    calls = result.choices[0].message.tool_calls
-    assert calls is not None and len(calls) == 1
-    call = calls[0]
-    assert call.type == "function" and call.function.name == "now"
+    for calls in finished(random_client, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False):
+        (call,) = calls
+        assert call.type == "function" and call.function.name == "now"
     none_left: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}
     with pytest.raises(openai.BadRequestError):
-        random_client.chat.completions.create(tool_choice=none_left, **options)
+        random_client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=none_left)
+
+
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_a_tool_with_the_name_of_a_mode(random_client: openai.OpenAI, name: str) -> None:
+    tools: list[Any] = [*TOOLS, {"type": "function", "function": {"name": name}}]
+    choice: Any = {"type": "function", "function": {"name": name}}
+    for calls in finished(random_client, tools=tools, tool_choice=choice):
+        assert [call.function.name for call in calls] == [name]
+
+
+def test_schemas_that_cannot_be_kept_to_are_named(random_client: openai.OpenAI) -> None:
+    many = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}}
+    for schema, reason in ((many, "2000 properties"), ({"type": "nope"}, "Invalid type: nope")):
+        tools: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        with pytest.raises(openai.BadRequestError) as caught:
+            random_client.chat.completions.create(
+                model="tiny", messages=MESSAGES, tools=tools, tool_choice="required"
+            )
+        assert "the schema of a tool" in caught.value.message and reason in caught.value.message
+        assert "start:" not in caught.value.message
 
 
 def test_forms_of_output(random_client: openai.OpenAI) -> None:

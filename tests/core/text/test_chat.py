@@ -204,6 +204,29 @@ def test_parts_reach_templates_that_loop_over_them(theirs: Any) -> None:
     )
 
 
+def test_calls_without_content(theirs: Any) -> None:
+    """Templates that read every message's content get an empty one; those that look whether there is any get none."""
+    looks = (
+        "{% for m in messages %}{% if m.content is defined %}{{ m.content }}{% else %}a call{% endif %}{% endfor %}"
+    )
+    empty = [{**message, "content": message["content"] or ""} for message in CALL]
+    reads = SMOLLM2.replace("message['content']", "(message['content'] + '')")
+    for template in (SMOLLM2, reads):
+        assert ChatTemplate(template, SPECIAL).render(CALL) == expected(
+            theirs, template, empty, add_generation_prompt=True
+        )
+    assert "a call" in ChatTemplate(looks, SPECIAL).render(CALL)
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_turns_of_reasoning_or_refusal_alone(name: str) -> None:
+    template = ChatTemplate("{% for m in messages %}[{{ m.content + '' }}]{% endfor %}")
+    assert template.render([TURNS[0], {"role": "assistant", "content": None, name: "hm"}]).endswith("[]")
+    assert template.render([TURNS[0], {"role": "assistant", "refusal": "no"}]).endswith("[no]")
+    parts = [{"type": "refusal", "refusal": "never"}]
+    assert template.render([TURNS[0], {"role": "assistant", "content": parts}]).endswith("[never]")
+
+
 def test_named_templates() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "tools"})
     assert template.names == ("default", "tool_use")
@@ -223,13 +246,18 @@ def test_the_time_is_now() -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([], "at least one message"),
+        ([], "messages: a chat needs at least one"),
         ("hello", "must be a list of objects"),
         (["hello"], r"messages\[0\] must be an object"),
         ([{"content": "x"}], r"messages\[0\] needs a role"),
         ([TURNS[0], {"role": "user"}], r"messages\[1\] needs content"),
         ([{"role": "user", "content": 3}], "text or a list of parts"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "a part of type 'image_url'"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+            "a part of type 'image_url'; this model reads text only",
+        ),
+        ([{"role": "user", "content": [{"type": "text"}]}], "a part of type 'text' whose text is no text"),
+        ([{"role": "user", "content": [None]}], "a part of type 'NoneType'"),
         ([{"role": "user", "content": "x", "extra": object()}], "which is no JSON value"),
     ],
 )

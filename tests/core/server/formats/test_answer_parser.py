@@ -325,7 +325,7 @@ def test_damaged_templates_are_named(data: Any, message: str) -> None:
         ([{"type": "web_search"}], "type function"),
         ([{"type": "function", "function": {"name": "a b"}}], "needs a name"),
         ([{"type": "function", "function": {"name": "a", "parameters": []}}], "must be a JSON schema"),
-        ([{"type": "function", "function": {"name": "a"}}] * 2, "two tools have the name 'a'"),
+        ([{"type": "function", "function": {"name": "a"}}] * 2, "tools: two have the name 'a'"),
     ],
 )
 def test_wrong_tools(tools: Any, message: str) -> None:

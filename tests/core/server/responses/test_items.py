@@ -12,7 +12,7 @@ CALL: dict[str, Any] = {"type": "function_call", "call_id": "c1", "name": "now",
 
 def test_a_text_is_a_message_of_the_user() -> None:
     (item,) = read_items("Hi")
-    assert item["id"].startswith("msg-") and item["role"] == "user"
+    assert item["id"].startswith("msg_") and item["role"] == "user"
     assert to_messages("Be brief.", [item]) == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi"},
