@@ -97,8 +97,12 @@ class KVConfig:
     block_size: int = option(16, "tokens in one KV block")
     prefix_caching: bool = option(True, "share the KV blocks of equal prefixes", cli=True)
     hash_seed: int = option(0, "seed of the prefix cache's hashes; processes that share blocks share it")
+    image_cache_tokens: int = option(
+        16384, "places of prompts for which what an encoder made of images is kept, for requests with equal ones"
+    )
 
     def __post_init__(self) -> None:
+        _check_auto_or_positive("image_cache_tokens", self.image_cache_tokens)
         if self.kv_memory != "auto":
             parse_bytes(self.kv_memory, name="kv_memory")
         _check_choice("kv_dtype", self.kv_dtype, ("auto", *KV_DTYPES))
@@ -141,6 +145,10 @@ class ServerConfig:
     request_timeout_s: int = option(3600, "seconds that one request may take in all")
     drain_timeout_s: int = option(30, "seconds that running requests get after SIGTERM", cli=True)
     max_body_bytes: int = option(32 * 1024**2, "bytes that the body of a request may have")
+    allow_remote_media: bool = option(False, "fetch images at http(s) addresses that requests name")
+    max_images: int = option(32, "images that one request may bring")
+    max_image_bytes: int = option(20 * 1024**2, "bytes that the file of an image may have")
+    max_image_pixels: int = option(64 * 1024**2, "pixels that an image may have")
     max_stored_responses: int = option(1000, "responses that are kept for clients that come back to them")
     max_stored_bytes: int = option(64 * 1024**2, "bytes that these responses may take, counted as JSON")
     otlp_endpoint: str = option("", "URL of a collector that traces are sent to (OTLP over HTTP); empty sends none")
@@ -154,7 +162,7 @@ class ServerConfig:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
         for name in ("max_queue_requests", "max_queue_tokens", "request_timeout_s", "max_body_bytes"):
             _check_auto_or_positive(name, getattr(self, name))
-        for name in ("max_stored_responses", "max_stored_bytes"):
+        for name in ("max_stored_responses", "max_stored_bytes", "max_images", "max_image_bytes", "max_image_pixels"):
             _check_auto_or_positive(name, getattr(self, name))
         for name in ("ping_interval_s", "stall_timeout_s", "stall_restart_s", "send_timeout_s"):
             _check_auto_or_positive(name, getattr(self, name))

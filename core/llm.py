@@ -23,6 +23,7 @@ from .stages import FloatArray, RequestOutput
 from .text.chat import ChatTemplate
 from .text.seq2seq import PreparedPrompt, prepare_seq2seq
 from .text.tokenizer import Tokenizer
+from .vision.images import take_images
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,18 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
 
 
+class ImagePrompt(TypedDict, total=False):
+    """A prompt with images, as text or as token ids; {"image": ...} holds one of them or a list.
+
+    An image is a picture of Pillow, a path, the bytes of a file, or a data: or http(s) URL. The prompt has the
+    model's placeholder once for each; without any, the images come first.
+    """
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+    multi_modal_data: Mapping[str, Any]
+
+
 class EncoderDecoderPrompt(TypedDict, total=False):
     """Both prompts of an encoder-decoder model; the decoder's may be left to the model."""
 
@@ -42,7 +55,7 @@ class EncoderDecoderPrompt(TypedDict, total=False):
     decoder_prompt: str | TokensPrompt | None
 
 
-Prompt = str | TokensPrompt | EncoderDecoderPrompt
+Prompt = str | TokensPrompt | ImagePrompt | EncoderDecoderPrompt
 """An encoder-decoder model's encoder reads a plain prompt, and its decoder begins as the checkpoint says."""
 AudioInput = str | Path | bytes | FloatArray
 Message = Mapping[str, Any]
@@ -262,7 +275,10 @@ class LLM:
         """The prompt that the chat template makes of a conversation."""
         if self._chat_template is None:
             self._chat_template = self._load_chat_template()
-        return self._chat_template.render(messages, **template_options)
+        options: dict[str, Any] = dict(template_options)
+        if self.built.model.spec.vision is not None:
+            options["image_placeholder"] = self.built.images().placeholder
+        return self._chat_template.render(messages, **options)
 
     def close(self) -> None:
         """Free the model; may be called twice."""
@@ -287,13 +303,32 @@ class LLM:
         if isinstance(prompt, str):
             return PreparedPrompt(text=prompt, token_ids=self.tokenizer.encode(prompt))
         token_ids: Any = prompt.get("prompt_token_ids")
-        if token_ids is None:
-            raise RequestError(f"a prompt is text or has prompt_token_ids, got the keys {', '.join(prompt)}")
-        return PreparedPrompt(token_ids=list(token_ids))
+        text: Any = prompt.get("prompt")
+        if token_ids is None and not isinstance(text, str):
+            keys = ", ".join(prompt)
+            raise RequestError(f"a prompt is text or has prompt or prompt_token_ids, got the keys {keys}")
+        sources = _images_of(prompt.get("multi_modal_data"))
+        if sources:
+            return self._with_images(text if token_ids is None else list(token_ids), sources)
+        return self._tokens(text) if token_ids is None else PreparedPrompt(token_ids=list(token_ids))
 
     def _chat_tokens(self, messages: Sequence[Message], **template_options: Any) -> PreparedPrompt:
-        text = self.render_chat(messages, **template_options)
+        plain, sources = take_images(messages)
+        text = self.render_chat(plain, **template_options)
+        if sources:
+            return self._with_images(text, sources, add_special_tokens=False)
         return PreparedPrompt(text=text, token_ids=self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _with_images(
+        self, prompt: str | list[int], sources: Sequence[Any], add_special_tokens: bool = True
+    ) -> PreparedPrompt:
+        """A prompt whose placeholders are made room for its images."""
+        reader = self.built.images()
+        text = prompt if isinstance(prompt, str) else None
+        if text is not None and reader.placeholder not in text:
+            prompt = text = reader.with_placeholders(text, len(sources))
+        token_ids, images = reader.prepare(prompt, sources, add_special_tokens=add_special_tokens)
+        return PreparedPrompt(text=text, token_ids=token_ids, images=images)
 
     def _run(
         self,
@@ -309,7 +344,7 @@ class LLM:
         for index, (each, wanted) in enumerate(zip(many, params, strict=True)):
             try:
                 prompts.append(tokenize(each))
-                self._engine.validate(prompts[-1].token_ids, wanted, prompts[-1].encoder)
+                self._engine.validate(prompts[-1].token_ids, wanted, prompts[-1].encoder, prompts[-1].images)
             except RequestError as error:
                 if len(many) == 1:
                     raise
@@ -414,6 +449,7 @@ class LLM:
             final_only=final_only,
             encoder=prompt.encoder,
             encoder_prompt=prompt.encoder_text,
+            images=prompt.images,
         )
         return request_id
 
@@ -452,6 +488,16 @@ def _answer(output: RequestOutput) -> Answer:
         logprobs=[entry[token].logprob for entry, token in zip(one.logprobs or (), one.token_ids, strict=False)],
         prompt_logprob=last[output.prompt_token_ids[-1]].logprob if last else 0.0,
     )
+
+
+def _images_of(data: Any) -> list[Any]:
+    """The images of a prompt's multi_modal_data."""
+    if data is None:
+        return []
+    if not isinstance(data, Mapping) or set(data) - {"image"}:
+        raise RequestError('multi_modal_data is {"image": one image or a list}', code="invalid_image")
+    found = data.get("image")
+    return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
 
 
 def _one_each(value: Any, count: int, name: str) -> Sequence[Any]:

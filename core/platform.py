@@ -189,6 +189,8 @@ class RunnerConfig:
     engine: "EngineConfig"
     kv_dtype: str = ""
     """of keys and values in the cache; empty: dtype"""
+    num_image_rows: int = 0
+    """rows that are kept of images, those of the null block included; 0 for a model that reads none"""
 
     def block_bytes(self) -> tuple[int, ...]:
         """Bytes of one block of each group, in plain arrays."""

@@ -45,6 +45,24 @@ class EncoderInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageInput:
+    """One image, or one tile of it that the encoder reads for itself, and where its rows stand in the prompt.
+
+    Patches come square by square, each square of VisionSpec.merge patches a side that make one row, squares and the
+    patches of each by row and column.
+    """
+
+    patches: FloatArray  # [num_patches, num_features] llm / server (image processor)
+    grid: tuple[int, int]  # llm / server (image processor); patches along height and width
+    places: IntArray  # [num_rows] llm / server (tokenizer); positions in the prompt, ascending
+
+    def digest(self) -> bytes:
+        """16 bytes that name the content."""
+        shape = np.asarray(self.grid, np.int32).tobytes()
+        return xxhash.xxh3_128_digest(shape + np.ascontiguousarray(self.patches).tobytes())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One request for one completion (a request with n > 1 becomes n of these)."""
 
@@ -61,9 +79,20 @@ class EngineRequest:
     in_one_step: bool = False  # engine; all of the prompt must be computed in the same step
     encoder: EncoderInput | None = None  # llm / server; the other input, of an encoder-decoder model
     num_encoder_tokens: int = 0  # engine; positions that the encoder makes of it
+    images: Sequence[ImageInput] = ()  # llm / server; by their places
+    whole_images: bool = False  # engine; the rows of an image must be computed in the same step
 
 
 # ---- scheduler -> executor -> runner ----------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptImage:
+    """An image of a request, and where the rows that the encoder makes of it are kept."""
+
+    image: ImageInput  # llm / server; copied by the scheduler
+    blocks: Sequence[int]  # scheduler; empty: no token that is yet to be computed needs it
+    must_encode: bool  # scheduler; the encoder reads it in this step
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """All that the runner must know of a request that got a slot in this step."""
@@ -82,6 +111,7 @@ class NewRequest:
     token_types: Sequence[int] = ()  # llm / server (tokenizer); copied by the scheduler
     encoder: EncoderInput | None = None  # scheduler; what the encoder must read in this step
     num_encoder_tokens: int = 0  # engine; copied by the scheduler
+    images: Sequence[KeptImage] = ()  # scheduler
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +165,10 @@ class ForwardBatch:
     token_types: Array | None = None  # [num_tokens] runner; which text of a pair, of models that tell them apart
     rope_rows: Array | None = None  # [num_tokens] runner; which row of a rope table with variants (LongRoPE)
     encoder_lens: Array | None = None  # [num_reqs] runner; tokens of each request in the Cross group
+    image_rows: Array | None = None  # [num_tokens] runner; the kept row of an image that stands here; -1: a token
+    rope_positions: Array | None = None  # [num_tokens, num_axes] runner; of ropes with several positions a token
+    reach: Array | None = None  # [num_tokens] runner; a token sees positions before this, besides those before it
+    window_start_loc: Array | None = None  # no decoder, nor an encoder that stands alone, has windows
     max_query_len: int = 0  # runner; an upper bound, 0 if unknown
     max_seq_len: int = 0  # runner; an upper bound, 0 if unknown
     max_encoder_len: int = 0  # runner; an upper bound, 0 if unknown
@@ -145,16 +179,27 @@ class EncoderBatch:
     """What the encoder of an encoder-decoder model reads in this step: whole inputs, each of one request.
 
     Input i owns tokens query_start_loc[i] : query_start_loc[i + 1]. Tokens are text, or what convolutions make of
-    frames.
+    frames; or patches of images, an input being one tile.
     """
 
     positions: Array  # [num_tokens] runner
     query_start_loc: Array  # [num_inputs + 1] runner
-    slot_mapping: Array  # [num_tokens] runner; in the blocks of the Cross group
+    slot_mapping: Array  # [num_tokens] runner; in the blocks of the Cross group; of images: [num_rows], where kept
     input_ids: Array | None = None  # [num_tokens] runner; of text
     features: Array | None = None  # [num_frames, num_features] float32 runner
     windows: Sequence[Array] = ()  # by convolution [rows, kernel] runner; rows that make one, -1 is zeros
     token_types: Array | None = None  # no encoder of this kind has them
+    squares: Array | None = (
+        None  # of images: the patches that make one row [num_rows, merge^2] runner; of means, one a
+    )
+    # row: [num_rows * merge^2, 1]
+    row_starts: Array | None = None  # [num_rows] runner; of means: where the patches of a row start in `squares`
+    row_ends: Array | None = None  # [num_rows] runner
+    class_rows: Array | None = None  # [num_tokens] runner; 0 where a tile's learned row stands, else -1
+    rope_positions: Array | None = None  # [num_tokens, 2] runner; row and column of a patch
+    window_start_loc: Array | None = None  # [num_windows + 1] runner; as query_start_loc, of windows
+    corner_ids: Sequence[Array] = ()  # four [num_tokens] runner; rows of the position embedding that a patch mixes
+    corner_weights: Sequence[Array] = ()  # four float32 [num_tokens, 1] runner
     dtype: str = "float32"  # runner; of activations
     max_query_len: int = 0  # runner; an upper bound, 0 if unknown
 
@@ -173,6 +218,7 @@ class KVCaches:
     state_group: int = 0  # device; which block table and slot mapping states use
     cross: Sequence[Array] = ()  # device; per layer, made by ops.new_kv_cache
     cross_group: int = 0  # device; which block table cross attention reads
+    images: Array | None = None  # device; [num_rows, num_row_parts * hidden_size], what the encoder made of images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from ..audio.whisper import WhisperModel, read_whisper
 from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig
 from ..devices import open_device
-from ..errors import CapacityError, ModelError
+from ..errors import CapacityError, ModelError, RequestError
 from ..hub import resolve_config, resolve_model, resolve_tokenizer
 from ..kv.block_manager import BlockManager
 from ..kv.groups import kv_groups
@@ -35,6 +35,8 @@ from ..structured.compiler import GrammarCache, GrammarCompiler, Vocabulary
 from ..text.gguf_tokenizer import tokenizer_from_gguf
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..units import format_bytes
+from ..vision.images import ImageLimits
+from ..vision.processor import ImageReader
 from ..weights.dummy import DummyParams
 from ..weights.gguf import GGUFSource
 from ..weights.joined import JoinedSource
@@ -50,6 +52,7 @@ from .resolve import (
     Capacity,
     Choice,
     PackedBytes,
+    image_bytes,
     param_bytes,
     quantization_gaps,
     resolve_block_size,
@@ -57,6 +60,7 @@ from .resolve import (
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
+    resolve_image_rows,
     resolve_kv_dtype,
     resolve_length,
     stored_bytes,
@@ -99,16 +103,20 @@ class Built:
     choices: tuple[Choice, ...]
     gaps: tuple[Gap, ...]
 
+    def images(self, limits: ImageLimits | None = None) -> ImageReader:
+        """What prepares prompts with images. Raises RequestError if the model reads none."""
+        return read_images(self.model, self.tokenizer, limits or ImageLimits())
+
     def whisper(self) -> WhisperModel:
         """What transcriptions need to know of the model. Raises RequestError if it does not listen."""
         model = self.model
         return read_whisper(model.spec, model.config, read_generation_config(model.folder), self.tokenizer)
 
 
-def describe_model(config: EngineConfig, report: Report) -> Model:
+def describe_model(config: EngineConfig, report: Report, *, with_images: bool = True) -> Model:
     """Find the model's config (downloading it, but no weights, if it is nowhere here) and translate it.
 
-    The default model is one file, so all of it is fetched.
+    with_images: False leaves out what reads images. The default model is one file, so all of it is fetched.
     """
     find = resolve_config if config.model.model else resolve_model
     files = find(config.model, report)
@@ -125,14 +133,15 @@ def describe_model(config: EngineConfig, report: Report) -> Model:
             gguf=source,
         )
     hf_config = read_config(files.path)
-    spec = with_sentence_modules(with_default_pooler(read_spec(hf_config), hf_config), files.path)
+    spec = with_default_pooler(read_spec(hf_config, with_images=with_images), hf_config)
+    spec = with_sentence_modules(spec, files.path)
     spec = with_asked_pooler(spec, config.model.pooling)
     return Model(
         name=files.name,
         path=files.path,
         config=hf_config,
         spec=spec,
-        names=with_head_names(family_of(hf_config).weights, spec),
+        names=with_head_names(family_of(hf_config, with_images=with_images).weights, spec),
         gguf=None,
         prompts=read_prompts(files.path),
     )
@@ -154,6 +163,19 @@ def model_bytes(
         sizes = stored_bytes(infos, dtype, caps, packed_bytes)
         looked_up = [str(model.names.entries.get(name)) for name in looked_up]
     return sum(sizes.values()), sum(sizes.get(name, 0) for name in looked_up)
+
+
+def read_images(model: Model, tokenizer: Tokenizer | None, limits: ImageLimits) -> ImageReader:
+    """What prepares prompts with images for a model. Raises RequestError if it reads none."""
+    if model.spec.vision is None or model.folder is None:
+        raise RequestError(f"{model.name} reads no images", code="not_supported")
+    return ImageReader(
+        folder=model.folder,
+        model_type=model.config.model_type,
+        vision=model.spec.vision,
+        tokenizer=tokenizer,
+        limits=limits,
+    )
 
 
 def load_model_tokenizer(config: EngineConfig, model: Model, report: Report) -> Tokenizer | None:
@@ -190,6 +212,8 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         device = open_device(config, plugins)
         cleanup.callback(device.close)
         gaps = [*resolve_gaps(device, model.spec), *quantization_gaps(model.spec, config.model.quantize, device.caps)]
+        if any(gap.feature == "images" for gap in gaps):
+            model = describe_model(config, report, with_images=False)
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
         length = resolve_length(config, model.spec)
         config = resolve_budget(config, model.spec, length)
@@ -203,6 +227,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             max_model_len=length,
             engine=config,
             kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, device.caps),
+            num_image_rows=resolve_image_rows(config, model.spec, length),
         )
         runner = device.runner(runner_config)
         cleanup.callback(runner.close)
@@ -224,7 +249,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             memory,
             caps=device.caps,
             name=f"{model.name} on {device.info.id}",
-            needed_bytes=needed,
+            needed_bytes=needed + image_bytes(runner_config),
         )
         runner_config = replace(runner_config, max_model_len=capacity.max_model_len)
         started_s = time.monotonic()
@@ -254,6 +279,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 block_size=runner_config.block_size,
                 prefix_caching=config.kv.prefix_caching,
                 hash_seed=config.kv.hash_seed,
+                num_image_rows=runner_config.num_image_rows,
             ),
             clock=clock,
             depth=device.caps.depth,
@@ -273,6 +299,9 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 pooling=model.spec.pooler.kind if model.spec.pooler is not None else None,
                 in_one_step=computes_in_one_step(model.spec),
                 encoder=model.spec.encoder,
+                vision=model.spec.vision,
+                num_image_blocks=max(0, runner_config.num_image_rows // runner_config.block_size - 1),
+                block_size=runner_config.block_size,
             ),
             clock=clock,
             grammars=grammars,

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from ..clock import Clock
 from ..errors import RequestError
-from ..models.spec import ModelSpec, Pooling
+from ..models.spec import ModelSpec, Pooling, VisionSpec
 from ..sampling.params import SamplingParams
 from ..sampling.validate import ProcessorFactories, validate_params
 from ..scheduler.scheduler import Scheduler
-from ..stages import EncoderInput, EngineRequest, Plan, RequestOutput
+from ..stages import EncoderInput, EngineRequest, ImageInput, Plan, RequestOutput
 from ..structured.compiler import GrammarCache
 from ..text.bad_words import bad_word_ids
 from ..text.tokenizer import Tokenizer
@@ -33,6 +33,11 @@ class EngineLimits:
     """a prompt must be computed in one step"""
     encoder: ModelSpec | None = None
     """reads another input, which every request brings"""
+    vision: VisionSpec | None = None
+    """reads images"""
+    num_image_blocks: int = 0
+    """that the rows of a request's images may take"""
+    block_size: int = 1
 
 
 class Engine:
@@ -69,13 +74,15 @@ class Engine:
         prompt_token_ids: Sequence[int],
         sampling_params: SamplingParams,
         encoder: EncoderInput | None = None,
+        images: Sequence[ImageInput] = (),
     ) -> None:
         """Raise RequestError if `add` would refuse the request."""
         limits = self.limits
         if limits.pooling is not None:
             raise RequestError("this model makes vectors, not text", code="not_supported")
         check_encoder_input(encoder, limits)
-        check_prompt(prompt_token_ids, sampling_params, limits)
+        check_images(images, prompt_token_ids, limits)
+        check_prompt(prompt_token_ids, sampling_params, limits, bool(images))
         validate_params(
             sampling_params,
             vocab_size=limits.vocab_size,
@@ -110,17 +117,18 @@ class Engine:
         output_token_ids: Sequence[int] = (),
         encoder: EncoderInput | None = None,
         encoder_prompt: str | None = None,
+        images: Sequence[ImageInput] = (),
     ) -> None:
         """Queue a request. final_only: `step` returns it once, when it is finished. deltas: each output holds only
         what is new (text, token_ids, logprobs). output_token_ids: what an engine that crashed had generated for it
         (n = 1); outputs go on behind that. encoder: the other input of an encoder-decoder model, encoder_prompt the
-        text that it was.
+        text that it was. images: at their places in the prompt.
 
         Raises RequestError if it is invalid or its id is in use.
         """
         if request_id in self._children:
             raise RequestError(f"request id {request_id!r} is in use")
-        self.validate(prompt_token_ids, sampling_params, encoder)
+        self.validate(prompt_token_ids, sampling_params, encoder, images)
         arrival_s = self.clock.now_s()
         child_ids = (
             [request_id] if sampling_params.n == 1 else [f"{request_id}/{i}" for i in range(sampling_params.n)]
@@ -143,6 +151,7 @@ class Engine:
             encoder_prompt=encoder_prompt,
         )
         self._children[request_id] = child_ids
+        sight = self.limits.vision.sight if self.limits.vision is not None else "past"
         num_encoder_tokens = 0
         if encoder is not None and self.limits.encoder is not None:
             num_encoder_tokens = encoder.num_tokens(self.limits.encoder)
@@ -159,6 +168,9 @@ class Engine:
                     output_token_ids=output_token_ids,
                     encoder=encoder,
                     num_encoder_tokens=num_encoder_tokens,
+                    images=images,
+                    in_one_step=sight == "prompt",
+                    whole_images=sight == "image",
                 )
             )
 
@@ -244,7 +256,9 @@ class Engine:
         self.executor.close()
 
 
-def check_prompt(prompt_token_ids: Sequence[int], sampling_params: SamplingParams, limits: EngineLimits) -> None:
+def check_prompt(
+    prompt_token_ids: Sequence[int], sampling_params: SamplingParams, limits: EngineLimits, has_images: bool = False
+) -> None:
     """Raise RequestError for a prompt that is empty, leaves no room for output or has unknown token ids."""
     length = len(prompt_token_ids)
     if length == 0:
@@ -258,7 +272,11 @@ def check_prompt(prompt_token_ids: Sequence[int], sampling_params: SamplingParam
             remedies=[f"a prompt of at most {limits.max_model_len - 1} tokens", "a larger --max-model-len"],
         )
     if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= limits.vocab_size:
-        wrong = next(token for token in prompt_token_ids if not 0 <= token < limits.vocab_size)
+        of_images = limits.vision.image_token_id if limits.vision is not None and has_images else -1
+        unknown = (token for token in prompt_token_ids if not 0 <= token < limits.vocab_size)
+        wrong = next((token for token in unknown if token != of_images), None)
+        if wrong is None:  # the vocabulary may lack the token of images
+            return
         raise RequestError(f"token id {wrong} is outside the vocabulary of {limits.vocab_size}")
 
 
@@ -284,6 +302,30 @@ def check_encoder_input(encoder: EncoderInput | None, limits: EngineLimits) -> N
     wrong = next((token for token in encoder.token_ids if not 0 <= token < spec.vocab_size), None)
     if wrong is not None:
         raise RequestError(f"token id {wrong} is outside the vocabulary of {spec.vocab_size}")
+
+
+def check_images(images: Sequence[ImageInput], prompt_token_ids: Sequence[int], limits: EngineLimits) -> None:
+    """Raise RequestError for images that the model does not read, or that do not fit its prompt or memory."""
+    if not images:
+        return
+    vision = limits.vision
+    if vision is None:
+        raise RequestError("this model reads no images here", code="not_supported")
+    places = [place for image in images for place in image.places.tolist()]
+    wanted = [i for i, token in enumerate(prompt_token_ids) if token == vision.image_token_id]
+    if places != wanted:
+        raise RequestError(
+            f"the prompt has {len(wanted)} places for rows of images, and the images have {len(places)}",
+            code="invalid_image",
+        )
+    size = limits.block_size
+    distinct = {image.digest(): -(-len(image.places) // size) for image in images}
+    if sum(distinct.values()) > limits.num_image_blocks:
+        raise RequestError(
+            f"the images take {sum(distinct.values()) * size} rows, and {limits.num_image_blocks * size} can be kept",
+            code="context_length_exceeded",
+            remedies=["fewer or smaller images", "a larger HEADRACE_IMAGE_CACHE_TOKENS"],
+        )
 
 
 def _child_params(params: SamplingParams, index: int) -> SamplingParams:

@@ -12,11 +12,12 @@ from ..models.declare import declare_params
 from ..models.heads import computes_in_one_step
 from ..models.needs import model_needs
 from ..models.spec import ModelSpec
-from ..platform import Caps, Device, Gap, KVPlan, Memory
+from ..platform import Caps, Device, Gap, KVPlan, Memory, RunnerConfig
+from ..runner.caches import image_row_size
 from ..runner.sharding import rank_params
 from ..units import format_bytes, parse_bytes
 from ..weights.quantize import Scheme, scheme_of
-from ..weights.source import TensorInfo
+from ..weights.source import DTYPE_BYTES, TensorInfo
 
 SHARED_MEMORY_SHARE = 0.25
 OWN_MEMORY_SHARE = 0.92
@@ -151,7 +152,8 @@ def resolve_length(config: EngineConfig, spec: ModelSpec) -> int:
 def resolve_budget(config: EngineConfig, spec: ModelSpec, length: int) -> EngineConfig:
     """The settings with a step that holds the longest request, if the model computes requests in one step."""
     scheduler = config.scheduler
-    if not computes_in_one_step(spec) or scheduler.max_num_batched_tokens >= length:
+    sees_all = spec.vision is not None and spec.vision.sight == "prompt"
+    if not (sees_all or computes_in_one_step(spec)) or scheduler.max_num_batched_tokens >= length:
         return config
     return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=length))
 
@@ -212,6 +214,19 @@ def resolve_capacity(
         max_num_seqs=scheduler.max_num_seqs,
     )
     return Capacity(max_model_len=length, kv=kv, reason=reason)
+
+
+def resolve_image_rows(config: EngineConfig, spec: ModelSpec, length: int) -> int:
+    """Rows that are kept of images, those of the null block included: no more than two requests can have."""
+    if spec.vision is None:
+        return 0
+    size = config.kv.block_size
+    return (1 + -(-min(config.kv.image_cache_tokens, 2 * length) // size)) * size
+
+
+def image_bytes(config: RunnerConfig) -> int:
+    """Bytes of the rows that are kept of images."""
+    return config.num_image_rows * image_row_size(config.spec) * DTYPE_BYTES[config.dtype]
 
 
 def resolve_block_size(wanted: int, caps: Caps) -> int:

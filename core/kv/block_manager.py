@@ -13,21 +13,23 @@ import sys
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
+from ..stages import ImageInput
 from .block_pool import NULL_BLOCK, BlockPool
 from .cross import CrossPool, CrossTable
 from .groups import KVGroup
 from .hashing import HashChain, start_chain
+from .images import ImagePool, ImageTable
 from .policies import FullPolicy, make_policy
 
 
 class RequestBlocks:
     """The block tables of one request; written by the block manager alone.
 
-    cross: that of the Cross group; the others are in `tables`. num_blocks: entries of each of those. num_told:
-    entries that the runner knows. num_published: leading entries that were published or hit. publish_at: tokens from
-    which there is one more to publish. first_kept: per group, the first entry that a row to come needs. return_at:
-    the position from which one of them is needed no more. checkpoints: entries at whose end a state is worth keeping.
-    hit_grows: the step that is being scheduled fills what makes the hit longer.
+    cross: that of the Cross group; images: of its images; the others are in `tables`. num_blocks: entries of each of
+    those. num_told: entries that the runner knows. num_published: leading entries that were published or hit.
+    publish_at: tokens from which there is one more to publish. first_kept: per group, the first entry that a row to
+    come needs. return_at: the position from which one of them is needed no more. checkpoints: entries at whose end a
+    state is worth keeping. hit_grows: the step that is being scheduled fills what makes the hit longer.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class RequestBlocks:
         "first_kept",
         "hashes",
         "hit_grows",
+        "images",
         "num_blocks",
         "num_published",
         "num_told",
@@ -48,6 +51,7 @@ class RequestBlocks:
     def __init__(self, num_groups: int, chain: HashChain | None, publish_at: int) -> None:
         self.chain = chain
         self.cross: CrossTable | None = None
+        self.images: ImageTable | None = None
         self.hashes: list[bytes] = []
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.first_kept = [0] * num_groups
@@ -87,14 +91,17 @@ class BlockManager:
         block_size: int,
         prefix_caching: bool = True,
         hash_seed: int = 0,
+        num_image_rows: int = 0,
     ) -> None:
-        """num_blocks: per group, the null block included. Without groups nothing is cached, and all fit."""
+        """num_blocks: per group, the null block included. Without groups nothing is cached, and all fit.
+        num_image_rows: that are kept of images, those of the null block included."""
         assert len(groups) == len(num_blocks), (groups, num_blocks)
         self.block_size = block_size
         self.groups = tuple(groups)
         self.cross: CrossPool | None = None
         if groups and groups[-1].kind == "cross":
             self.cross = CrossPool(groups[-1], num_blocks[-1], block_size)
+        self.images = ImagePool(num_image_rows // block_size, block_size) if num_image_rows else None
         num_own = len(groups) - (self.cross is not None)
         self.policies = tuple(
             make_policy(group, count, block_size, prefix_caching)
@@ -119,18 +126,30 @@ class BlockManager:
 
     # ---- one request ----------------------------------------------------------------------------------------
     def new_request(
-        self, *, cache_salt: str = "", extras: Sequence[bytes] = (), num_encoder_tokens: int = 0
+        self,
+        *,
+        cache_salt: str = "",
+        extras: Sequence[bytes] = (),
+        num_encoder_tokens: int = 0,
+        images: Sequence[ImageInput] = (),
     ) -> RequestBlocks:
         """Empty tables. `cache_salt` and `extras` separate its prefix from others', see `start_chain`.
 
         num_encoder_tokens: of its other input, whose content is among the extras; 0: it has none.
         """
-        chain = None
+        chain, digests = None, [image.digest() for image in images]
         if self._prefix_caching:
-            chain = start_chain(self._hash_seed, cache_salt=cache_salt, extras=extras)
+            marks: dict[int, bytes] = {}
+            for image, digest in zip(images, digests, strict=True):
+                block = int(image.places[0]) // self.block_size
+                marks[block] = marks.get(block, b"") + digest
+            chain = start_chain(self._hash_seed, cache_salt=cache_salt, extras=extras, marks=marks)
         blocks = RequestBlocks(len(self.policies), chain, self.block_size if chain is not None else sys.maxsize)
         if self.cross is not None and num_encoder_tokens:
             blocks.cross = self.cross.table(num_encoder_tokens, chain.root if chain is not None else None)
+        if self.images is not None and images:
+            root = start_chain(self._hash_seed, cache_salt=cache_salt).root  # the same whatever the prompt
+            blocks.images = self.images.table([root + d for d in digests], [len(image.places) for image in images])
         return blocks
 
     def find_hit(self, blocks: RequestBlocks, token_ids: Sequence[int]) -> int:
@@ -150,15 +169,21 @@ class BlockManager:
             blocks.checkpoints = {most - 1, self._longest_hit(blocks.hashes, most, kv) - 1}
         return length * self.block_size
 
-    def admit(self, blocks: RequestBlocks, *, hit: int, end: int, num_tokens: int, spare: int) -> bool:
+    def admit(
+        self, blocks: RequestBlocks, *, hit: int, end: int, num_tokens: int, spare: int, first_image: int = 0
+    ) -> bool:
         """Give a request without blocks the `hit` tokens that `find_hit` found and room for positions [hit, end).
 
-        A group may ask for room for all `num_tokens` besides `spare` blocks: it is better to wait than to be
-        preempted in the middle of a prompt. False, with nothing changed, if a pool lacks blocks.
+        first_image: the first that a token behind the hit needs. A group may ask for room for all `num_tokens`
+        besides `spare` blocks: it is better to wait than to be preempted in the middle of a prompt. False, with
+        nothing changed, if a pool lacks blocks.
         """
         assert blocks.num_blocks == 0, "admitted twice"
         if self.cross is not None and blocks.cross is not None and not self.cross.has_room(blocks.cross):
             return False
+        if self.images is not None and blocks.images is not None:
+            if not self.images.has_room(blocks.images, first_image):
+                return False
         num_hit = hit // self.block_size
         last = -(-end // self.block_size)
         hits: list[list[int]] = []
@@ -180,6 +205,9 @@ class BlockManager:
         if self.cross is not None and blocks.cross is not None:
             published = [(self.cross.pool, *pair) for pair in self.cross.fill(blocks.cross)]
             self._published.setdefault(self._step, []).extend(published)
+        if self.images is not None and blocks.images is not None:
+            filled = [(self.images.pool, *pair) for pair in self.images.fill(blocks.images, first_image)]
+            self._published.setdefault(self._step, []).extend(filled)
         self._set_return_at(blocks)
         blocks.num_blocks = last
         blocks.num_told = 0
@@ -248,9 +276,15 @@ class BlockManager:
             blocks.first_kept[index] = 0
         if self.cross is not None and blocks.cross is not None:
             self.cross.release(blocks.cross)
+        self.release_images(blocks)
         blocks.num_blocks = blocks.num_told = blocks.num_published = 0
         if blocks.chain is not None:
             blocks.publish_at = self.block_size
+
+    def release_images(self, blocks: RequestBlocks) -> None:
+        """Take the blocks of its images back: all tokens that need them have been scheduled."""
+        if self.images is not None and blocks.images is not None:
+            self.images.release(blocks.images)
 
     # ---- steps ----------------------------------------------------------------------------------------------
     def begin_step(self, step: int = 0) -> None:
@@ -272,7 +306,8 @@ class BlockManager:
     def forget_all(self) -> None:
         """The device lost its memory: nothing that any block held can be hit."""
         self._published.clear()
-        for pool in (*self.pools, *([self.cross.pool] if self.cross is not None else [])):
+        others = [each.pool for each in (self.cross, self.images) if each is not None]
+        for pool in (*self.pools, *others):
             pool.unpublish_all()
 
     # ---- figures and checks -----------------------------------------------------------------------------------
@@ -299,6 +334,9 @@ class BlockManager:
             pool.check_integrity(blocks.tables[index] for blocks in live)
         if self.cross is not None:
             self.cross.pool.check_integrity(blocks.cross.blocks for blocks in live if blocks.cross is not None)
+        if self.images is not None:
+            tables = [blocks.images for blocks in live if blocks.images is not None]
+            self.images.pool.check_integrity(held for table in tables for held in table.blocks)
         for blocks in live:
             assert blocks.cross is None or len(blocks.cross.blocks) == blocks.cross.num_blocks, "half an input"
             assert all(len(table) == blocks.num_blocks for table in blocks.tables), "tables of unequal length"

@@ -142,6 +142,7 @@ def _paged(
         sinks=params[f"{prefix}sinks"] if attn.sinks else None,
         alibi_slopes=params[f"{prefix}alibi_slopes"] if attn.alibi_max_bias else None,
         relative_bias=relative_bias,
+        reach=batch.reach,
         max_query_len=batch.max_query_len,
         max_seq_len=batch.max_seq_len,
     )

@@ -23,17 +23,21 @@ from .spec import (
     MoeSpec,
     NormSpec,
     PoolerSpec,
+    ProjectorSpec,
     RopeSpec,
     SharedSpec,
+    VisionSpec,
 )
 
 
 def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
     """Every parameter of a model. A tied model has no lm_head.weight: embed_tokens.weight serves as both."""
     params = tuple(_encoder(spec) if spec.kind == "encoder" else _decoder(spec))
-    if spec.encoder is None:
-        return params
-    return params + tuple(_prefixed(param, "encoder.") for param in _encoder(spec.encoder))
+    if spec.encoder is not None:
+        params += tuple(_prefixed(param, "encoder.") for param in _encoder(spec.encoder))
+    if spec.vision is not None:
+        params += tuple(_vision(spec.vision))
+    return params
 
 
 def distinct_ropes(spec: ModelSpec) -> tuple[RopeSpec, ...]:
@@ -138,6 +142,33 @@ def _encoder(spec: ModelSpec) -> Iterator[Param]:
         yield from _norm(spec.norm, "final_norm", hidden)
     if spec.pooler is not None:
         yield from _head(spec.pooler)
+
+
+def _vision(vision: VisionSpec) -> Iterator[Param]:
+    encoder = vision.encoder
+    hidden = encoder.hidden_size
+    yield from _linear(
+        "vision.embed_patches", hidden, encoder.num_features, "replicated", vision.patch_bias, quantizable=False
+    )
+    if vision.has_class:
+        yield Param(name="vision.embed_class.weight", shape=(1, hidden), kind="vector")
+    if vision.num_corners:
+        yield Param(name="vision.embed_corners.weight", shape=(vision.num_corners, hidden), kind="embedding")
+    yield from (_prefixed(param, "vision.") for param in _encoder(encoder))
+    yield from _projector(vision, vision.projector, "projector")
+    for n, (_, projector) in enumerate(vision.taps):
+        yield from _projector(vision, projector, f"taps.{n}")
+
+
+def _projector(vision: VisionSpec, projector: ProjectorSpec, prefix: str) -> Iterator[Param]:
+    hidden = vision.encoder.hidden_size
+    if projector.patch_norm is not None:
+        yield from _norm(projector.patch_norm, f"{prefix}.patch_norm", hidden)
+    if projector.norm is not None:
+        yield from _norm(projector.norm, f"{prefix}.norm", hidden * (1 if projector.is_mean else vision.merge**2))
+    for dense in projector.dense:
+        name = f"{prefix}.{dense.name}"
+        yield from _linear(name, dense.out_features, dense.in_features, "replicated", dense.bias, quantizable=False)
 
 
 def _zeros(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:

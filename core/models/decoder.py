@@ -15,6 +15,7 @@ from .norms import Params, add_and_normalize, normalize, relative_bias
 from .rope import num_rope_variants
 from .shared_block import shared_block
 from .spec import ModelSpec, RopeSpec
+from .vision import place_images
 
 
 def decoder(
@@ -25,7 +26,7 @@ def decoder(
     batch.input_ids holds token ids only (the runner has filled in what was unknown). Each layer writes the keys
     and values of the whole batch before its attention reads any. Mutates the caches in `kv`.
     """
-    residual = embeddings = _embed(ops, spec, params, batch)
+    residual = embeddings = _embed(ops, spec, params, kv, batch)
     inputs = layer_inputs(ops, spec, params, batch, embeddings)
     block: Array = None  # output of the last attention or feed-forward block, not yet added to the residual
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
@@ -36,6 +37,8 @@ def decoder(
         if layer.attn.rope is not None and number == len(angles):
             angles.append(_angles(ops, layer.attn.rope, f"rope.{number}.", params, batch))
         cos, sin = (None, None) if number < 0 else angles[number]
+        if spec.vision is not None and 0 < i <= len(spec.vision.taps):
+            residual = place_images(ops, spec, kv, batch, i, residual)
 
         cache, state = kv.layers[i], kv.states[i] if layer.mixer is not None else ()
         owner = layer.attn.kv_layer if layer.attn.kv_layer >= 0 else i
@@ -110,6 +113,7 @@ def decoder(
         state_group=kv.state_group,
         cross=kv.cross,
         cross_group=kv.cross_group,
+        images=kv.images,
     )
     return hidden_states, caches_after
 
@@ -126,13 +130,14 @@ def compute_logits(ops: OpTable, spec: ModelSpec, params: Params, hidden_states:
     return ops.softcap(logits, spec.logit_softcap) if spec.logit_softcap else logits
 
 
-def _embed(ops: OpTable, spec: ModelSpec, params: Params, batch: ForwardBatch) -> Array:
+def _embed(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, batch: ForwardBatch) -> Array:
     """The residual stream before the first layer, [num_tokens, hidden_size]."""
     x = ops.embedding(batch.input_ids, params["embed_tokens.weight"])
     if spec.embed_scale != 1.0:
         x = ops.scale(x, spec.embed_scale)
     if spec.embed_size:
         x = ops.linear(x, params["project_in.weight"])
+    x = place_images(ops, spec, kv, batch, 0, x)
     if spec.num_learned_positions:
         x = ops.add(x, ops.embedding(batch.positions, params["embed_positions.weight"]))
     return normalize(ops, spec.norm, params, "embed_norm.", x) if spec.embed_norm else x
@@ -142,4 +147,5 @@ def _angles(ops: OpTable, rope: RopeSpec, prefix: str, params: Params, batch: Fo
     """Cosines and sines of this step for one rope."""
     rows = batch.rope_rows if num_rope_variants(rope) > 1 else None
     inv_freq, attention_factor = params[f"{prefix}inv_freq"], params[f"{prefix}attention_factor"]
-    return ops.rotary_angles(batch.positions, inv_freq, attention_factor, rows)
+    places = batch.rope_positions if rope.axes else batch.positions
+    return ops.rotary_angles(places, inv_freq, attention_factor, rows, axes=rope.axes)

@@ -18,11 +18,12 @@ def encoder(
     batch: ForwardBatch | EncoderBatch,
     prefix: str = "",
     embeddings: Array | None = None,
+    behind_layers: list[Array] | None = None,
 ) -> Array:
     """Hidden states after the last layer, [num_tokens, hidden_size]. `batch` holds whole requests.
 
     prefix: begins the names of its parameters, "encoder." of one that a decoder attends to. embeddings:
-    [num_tokens, hidden_size], in place of those of token ids.
+    [num_tokens, hidden_size], in place of those of token ids. behind_layers: takes the residual stream behind each.
     """
     residual = _embed(ops, spec, params, batch, prefix, embeddings)
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
@@ -31,7 +32,9 @@ def encoder(
         if number == len(angles):
             rope = f"{prefix}rope.{number}."
             inv_freq, factor = params[f"{rope}inv_freq"], params[f"{rope}attention_factor"]
-            angles.append(ops.rotary_angles(batch.positions, inv_freq, factor))
+            axes = layer.attn.rope.axes if layer.attn.rope is not None else ()
+            places = batch.rope_positions if axes else batch.positions
+            angles.append(ops.rotary_angles(places, inv_freq, factor, axes=axes))
         cos, sin = (None, None) if number < 0 else angles[number]
 
         has_norm = layer.pre_norm and layer.attn_pre_norm
@@ -50,6 +53,8 @@ def encoder(
         residual = ops.add(block, residual)
         if layer.norm_after_add:
             residual = normalize(ops, spec.norm, params, f"{layer_prefix}mlp_post_norm.", residual)
+        if behind_layers is not None:
+            behind_layers.append(residual)
     return normalize(ops, spec.norm, params, f"{prefix}final_norm.", residual) if spec.final_norm else residual
 
 
@@ -100,11 +105,12 @@ def _attention(
     if attn.rope is not None:
         query = ops.rope(query, cos, sin, interleaved=attn.rope.interleaved)
         key = ops.rope(key, cos, sin, interleaved=attn.rope.interleaved)
+    starts = batch.window_start_loc if attn.in_window else batch.query_start_loc
     out = ops.encoder_attention(
         query,
         key,
         value,
-        batch.query_start_loc,
+        starts,
         relative_bias,
         scale=attn.scale,
         window=attn.window,

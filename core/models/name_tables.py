@@ -94,6 +94,7 @@ def name_table(
                 copies=copies,
                 transpose=transpose,
                 kernel=kernel,
+                reshape=stored.reshape and is_weight,
             )
             entries[f"{_canonical(ours)}.{leaf}"] = entry
     for ours, theirs in (tensors or {}).items():

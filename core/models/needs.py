@@ -12,6 +12,7 @@ FEATURES: Mapping[str, str] = {
     "relative_bias": "attention with a learned bias by distance (T5)",
     "cross_attention": "attention of a decoder to what an encoder made of another input",
     "states": "recurrences over positions, which keep states instead of keys and values",
+    "images": "an encoder of images, whose output stands in prompts",
     "rope_variants": "rotary tables with rows for short and for long requests (LongRoPE, dynamic)",
 }
 """Every feature that a model may need, for the capabilities of a device."""
@@ -29,4 +30,7 @@ def model_needs(spec: ModelSpec) -> list[Need]:
         "rope_variants": rope_rows(spec).num_rows > 1,
     }
     why = f"this {spec.model_type} model"
-    return [Need(feature=feature, why=why) for feature, is_asked in asked.items() if is_asked]
+    needs = [Need(feature=feature, why=why) for feature, is_asked in asked.items() if is_asked]
+    if spec.vision is not None:  # its language model runs without
+        needs.append(Need(feature="images", why="an image", required=False))
+    return needs

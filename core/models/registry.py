@@ -13,6 +13,7 @@ from . import families
 from .aliases import ALIASES
 from .config import HFConfig
 from .spec import ModelSpec
+from .vision_families import SEES_AHEAD, add_images, reads_images, vision_names
 from .wrappers import WRAPPERS, text_config, text_names
 
 
@@ -63,19 +64,33 @@ def find_family(model_type: str) -> Family:
     return Family(name=name, translate=translate, weights=module.WEIGHTS)
 
 
-def family_of(config: HFConfig) -> Family:
-    """The family that serves a config, for a model with more inputs than text that of the language model inside.
-    Raises ModelError."""
+def family_of(config: HFConfig, *, with_images: bool = True) -> Family:
+    """The family that serves a config, for a model with more inputs than text that of the language model inside, with
+    what reads images if that is known and wanted. Raises ModelError."""
     if config.model_type.replace("-", "_") not in WRAPPERS:
         return find_family(config.model_type)
     family = find_family(text_config(config).model_type)
+    if not (with_images and reads_images(config)):
+        if config.model_type in SEES_AHEAD:
+            raise ModelError(f"{config.file}: {config.model_type} is served on devices that read images")
+        return Family(
+            name=family.name,
+            translate=lambda config: family.to_spec(text_config(config)),
+            weights=text_names(family.weights, config.model_type),
+        )
     return Family(
         name=family.name,
-        translate=lambda config: family.to_spec(text_config(config)),
-        weights=text_names(family.weights, config.model_type),
+        translate=lambda config: add_images(config, family.to_spec(_causal(config))),
+        weights=vision_names(config, text_names(family.weights, config.model_type, is_alone=False)),
     )
 
 
-def read_spec(config: HFConfig) -> ModelSpec:
-    """The spec of a config by its family. Raises ModelError."""
-    return family_of(config).to_spec(config)
+def _causal(config: HFConfig) -> HFConfig:
+    """The language model's config; what it sees ahead is told by VisionSpec.sight."""
+    inner = text_config(config)
+    return inner.replace(use_bidirectional_attention=None) if config.model_type in SEES_AHEAD else inner
+
+
+def read_spec(config: HFConfig, *, with_images: bool = True) -> ModelSpec:
+    """The spec of a config by its family; see family_of. Raises ModelError."""
+    return family_of(config, with_images=with_images).to_spec(config)

@@ -19,6 +19,9 @@ def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
     Cosines and sines are multiplied by the attention factor.
     """
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    if rope.frequencies != "all":  # of two axes
+        evens, odds = exponents[::2], exponents[1::2]
+        exponents = np.concatenate([evens, evens if rope.frequencies == "repeated" else odds])
     wavelengths: FloatArray = np.power(np.float32(rope.theta), exponents)
     plain: FloatArray = np.float32(1) / wavelengths
     scaling = rope.scaling

@@ -55,6 +55,12 @@ class RopeSpec:
     interleaved: bool = False
     """pairs (x0, x1), (x2, x3), ... instead of (x0, x[d/2]), (x1, x[d/2 + 1]), ..."""
     scaling: RopeScaling | None = None
+    axes: tuple[int, ...] = ()
+    """where a token has several positions (of a patch: row and column; M-RoPE: time too): by which of them each of
+    the rotary_dim / 2 frequencies turns"""
+    frequencies: Literal["all", "repeated", "alternating"] = "all"
+    """repeated: each of two axes turns by every second frequency, the same ones; alternating: by those that the other
+    does not"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +129,8 @@ class AttentionSpec:
     """there is no v_proj: the value is what k_proj gives, before norm and rope"""
     kv_layer: int = -1
     """the layer before whose keys and values are read; -1: the layer writes its own"""
+    in_window: bool = False
+    """of an encoder of images: a patch sees those of its window alone"""
     latent: LatentSpec | None = None
     """head_dim is then that of the cache, kv_lora_rank + qk_rope_head_dim, of one KV head"""
 
@@ -343,6 +351,57 @@ class PoolerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorSpec:
+    """From what an encoder says of patches to rows as wide as the decoder: squares of patches become one row each."""
+
+    dense: tuple[DenseSpec, ...]
+    """behind the merging"""
+    patch_norm: NormSpec | None = None
+    """of each patch"""
+    is_mean: bool = False
+    """a row is the mean of its patches; else they stand side by side"""
+    norm: NormSpec | None = None
+    """of each row"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """What turns images into rows that stand in a prompt in the place of token embeddings.
+
+    An image is one tile or several, of patches of encoder.num_features numbers each.
+    """
+
+    encoder: "ModelSpec"
+    """reads patches; its parameters begin with "vision." """
+    projector: ProjectorSpec
+    image_token_id: int
+    """what stands in a prompt where a row goes"""
+    patch_size: int
+    """pixels along each side"""
+    merge: int = 1
+    """patches along each side of the square that becomes one row"""
+    patch_bias: bool = True
+    has_class: bool = False
+    """a learned row stands before the patches of a tile; it takes part, and is left out in the end"""
+    frames: int = 1
+    """times that a patch holds an image, as if it were a film"""
+    window: int = 0
+    """pixels along each side of the windows that in_window layers see"""
+    num_corners: int = 0
+    """rows of a learned embedding of a square of positions, of which a patch mixes the four nearest; 0 has none"""
+    taps: tuple[tuple[int, ProjectorSpec], ...] = ()
+    """(layer of the encoder, projector): what is added behind the decoder's first layers (Qwen3-VL)"""
+    sight: Literal["past", "image", "prompt"] = "past"
+    """what a token of an image sees besides those before it: the rest of its image, or of the prompt, all tokens of
+    which then do, images or not"""
+
+    @property
+    def num_row_parts(self) -> int:
+        """Rows as wide as the decoder that are kept for each place in a prompt."""
+        return 1 + len(self.taps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A whole model."""
 
@@ -357,6 +416,8 @@ class ModelSpec:
     cross attention to what `encoder` makes of another input"""
     encoder: "ModelSpec | None" = None
     """reads the other input; its parameters begin with "encoder." """
+    vision: VisionSpec | None = None
+    """reads the images of a prompt"""
     num_features: int = 0
     """of an encoder that reads frames of so many numbers, such as a mel spectrogram, instead of tokens"""
     convolutions: tuple[ConvolutionSpec, ...] = ()

@@ -45,6 +45,7 @@ WRAPPERS: Mapping[str, tuple[str, str]] = {
     "mllama": ("mllama_text_model", "vision_model|multi_modal_projector"),
     "ovis2": ("qwen2", "vision_tower|visual_embeddings_table"),
     "paddleocr_vl": ("paddleocr_vl_text", "visual|projector|mlp_AR"),
+    "paligemma": ("gemma", _LLAVA),
     "qwen2_5_omni": ("qwen2_5_omni_text", _QWEN),
     "qwen2_5_omni_thinker": ("qwen2_5_omni_text", _QWEN),
     "qwen2_5_vl": ("qwen2_5_vl_text", _QWEN),
@@ -91,9 +92,10 @@ def text_config(config: HFConfig) -> HFConfig:
     return _with_ties(inner.with_defaults(**sizes), config)
 
 
-def text_names(names: NameTable, model_type: str) -> NameTable:
+def text_names(names: NameTable, model_type: str, *, is_alone: bool = True) -> NameTable:
     """The language model's table for names inside such a checkpoint, as older and newer versions of transformers
-    spell them. A head is the embedding where the checkpoint has none, since files disagree with themselves on that.
+    spell them; is_alone: nothing else is read. A head is the embedding where the checkpoint has none, since files
+    disagree with themselves on that.
     """
     _, unread = WRAPPERS[model_type.replace("-", "_")]
     entries = dict(names.entries)
@@ -103,7 +105,7 @@ def text_names(names: NameTable, model_type: str) -> NameTable:
     return dataclasses.replace(
         names,
         entries=entries,
-        ignore=(*names.ignore, rf"^(?:model\.)?(?:{unread})(?:\.|$)"),
+        ignore=(*names.ignore, rf"^(?:model\.)?(?:{unread})(?:\.|$)") if is_alone else names.ignore,
         renames=(
             (r"^thinker\.", ""),
             (rf"{inside}(?={names.base_prefix}|lm_head\.)", ""),

@@ -95,6 +95,7 @@ def paged_attention(
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
     relative_bias: Array | None = None,
+    reach: Array | None = None,
     causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
@@ -110,7 +111,8 @@ def paged_attention(
     alibi_slopes: float32 [num_heads], adds slope * (key position - query position). relative_bias: float32
     [num_buckets, num_heads], added by distance; T5's buckets for keys that are not after the query (Raffel et al.
     2020): half of them for single distances, the rest for those up to 128 in logarithmic steps. causal: a token sees
-    positions up to its own; False: all seq_lens[r] of its request, however many its rows (then no window).
+    positions up to its own; False: all seq_lens[r] of its request, however many its rows (then no window). reach:
+    int32 [num_tokens], a token also sees the positions behind its own that are less than this.
     Scores, softmax and sums in float32 at least. A request without tokens is allowed.
     Returns [num_tokens, num_heads, head_dim] in query's dtype.
     """
@@ -144,6 +146,8 @@ def paged_attention(
             rows = distance_buckets(q_pos - k_pos, relative_bias.shape[0])
             scores = scores + relative_bias[rows].permute(2, 0, 1).to(wide)
         hidden = (k_pos > q_pos) & causal
+        if reach is not None:
+            hidden = hidden & (k_pos >= reach[begin:end, None])
         if window:
             hidden = hidden | (q_pos - k_pos >= window)
         scores = scores.masked_fill(hidden, float("-inf"))

@@ -1,4 +1,5 @@
-"""Ops over the rows of whole requests in one step, without a cache: attention in both directions, means of rows."""
+"""Ops over the rows of whole requests in one step: attention in both directions, means of rows; and rows that are
+kept for later steps."""
 
 from ..stages import Array
 from .attention import distance_buckets
@@ -74,3 +75,24 @@ def stack_rows(x: Array, indices: Array) -> Array:
     padded = x.new_zeros((x.shape[0] + 1, x.shape[1]))
     padded[:-1] = x
     return padded[indices.long()].flatten(1)
+
+
+def store_rows(cache: Array, rows: Array, slots: Array) -> Array:
+    """cache[slots[i]] = rows[i]; mutates cache and returns it (or its successor).
+
+    cache: [num_slots, n]; rows: [m, n]; slots: int32 [m], a slot of -1 is padding and lands nowhere.
+    """
+    kept = slots >= 0
+    cache[slots[kept].long()] = rows[kept].to(cache.dtype)
+    return cache
+
+
+def place_rows(x: Array, rows: Array, indices: Array, *, add: bool = False) -> Array:
+    """x with row i replaced by rows[indices[i]], or grown by it (add); an index of -1 leaves it.
+
+    x: [m, n]; rows: [k, n]; indices: int32 [m]. Returns [m, n] in x's dtype.
+    """
+    import torch
+
+    picked = rows[indices.long().clamp(min=0)].to(x.dtype)
+    return torch.where((indices >= 0)[:, None], x + picked if add else picked, x)

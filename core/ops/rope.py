@@ -1,20 +1,29 @@
 """Rotary position embedding (Su et al. 2021) in all its layouts."""
 
+from collections.abc import Sequence
+
 from ..stages import Array
 
 
 def rotary_angles(
-    positions: Array, inv_freq: Array, attention_factor: Array, rows: Array | None = None
+    positions: Array,
+    inv_freq: Array,
+    attention_factor: Array,
+    rows: Array | None = None,
+    *,
+    axes: Sequence[int] = (),
 ) -> tuple[Array, Array]:
     """Cosines and sines of this step, once per kind of rope.
 
     positions: int32 [num_tokens]. inv_freq: float32 [variants, rotary_dim / 2], attention_factor: float32
-    [variants]. rows: int32 [num_tokens] picks the variant of each token (LongRoPE); None is variant 0.
+    [variants]. rows: int32 [num_tokens] picks the variant of each token (LongRoPE); None is variant 0. axes: where
+    positions are int32 [num_tokens, num_axes], the axis that each of the rotary_dim / 2 frequencies turns by.
     Returns (cos, sin), float32 [num_tokens, rotary_dim / 2], both times the attention factor.
     """
     pick = 0 if rows is None else rows.long()
     factor = attention_factor[pick]
-    angles = positions.to(inv_freq.dtype)[:, None] * inv_freq[pick]
+    places = positions[:, list(axes)] if axes else positions[:, None]
+    angles = places.to(inv_freq.dtype) * inv_freq[pick]
     if rows is not None:
         factor = factor[:, None]
     return angles.cos() * factor, angles.sin() * factor

@@ -58,6 +58,8 @@ class OpTable:
     encoder_attention = staticmethod(ragged.encoder_attention)
     mean_rows = staticmethod(ragged.mean_rows)
     stack_rows = staticmethod(ragged.stack_rows)
+    store_rows = staticmethod(ragged.store_rows)
+    place_rows = staticmethod(ragged.place_rows)
     # elementwise and shapes
     add = staticmethod(elementwise.add)
     scale = staticmethod(elementwise.scale)

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..kv.groups import KVGroup, cross_group, group_of_layer, state_group
+from ..models.spec import ModelSpec
 from ..ops import OpTable
 from ..stages import Array, KVCaches
+from ..weights.source import HostTensor
 
 
 def new_caches(
@@ -19,8 +23,10 @@ def new_caches(
     kv_dtype: str = "",
     device: Any,
     state_device: Any = None,
+    num_image_rows: int = 0,
+    image_row_size: int = 0,
 ) -> KVCaches:
-    """Zeroed caches of so many blocks per group.
+    """Zeroed caches of so many blocks per group, and of rows of images.
 
     kv_dtype: of keys and values, if it is not `dtype`. device: as the ops take it; state_device: that of states.
     """
@@ -58,4 +64,15 @@ def new_caches(
         state_group=state_group(groups),
         cross=cross,
         cross_group=cross_group(groups),
+        images=_new_rows(ops, (num_image_rows, image_row_size), dtype, device) if num_image_rows else None,
     )
+
+
+def image_row_size(spec: ModelSpec) -> int:
+    """Numbers that are kept for each place of an image in a prompt."""
+    return spec.hidden_size * spec.vision.num_row_parts if spec.vision is not None else 0
+
+
+def _new_rows(ops: OpTable, shape: tuple[int, int], dtype: str, device: Any) -> Array:
+    zeros = HostTensor(name="images", dtype="float32", shape=shape, data=np.zeros(shape, np.float32))
+    return ops.upload(zeros, dtype=dtype, device=device)

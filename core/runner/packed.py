@@ -123,6 +123,6 @@ def _map_arrays(part: Part, change: Callable[[Any], Any]) -> Part:
         value = getattr(part, name)
         if isinstance(value, np.ndarray | Piece):
             changed[name] = change(value)
-        elif name in ("block_tables", "slot_mappings", "windows"):
+        elif name in ("block_tables", "slot_mappings", "windows", "corner_ids", "corner_weights"):
             changed[name] = [change(array) for array in value]
     return dataclasses.replace(part, **changed)

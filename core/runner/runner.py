@@ -21,6 +21,7 @@ from ..stages import (
     EncoderInput,
     ForwardBatch,
     IntArray,
+    KeptImage,
     LogprobArrays,
     NewRequest,
     Plan,
@@ -35,6 +36,7 @@ from ..stages import (
 )
 from ..structured.compiler import GrammarCache
 from .encoder import encoder_batch
+from .images import ImagePlaces, image_batch
 
 UNKNOWN = -1
 """A token that a step in flight will sample."""
@@ -73,6 +75,8 @@ class ModelRunner:
         self._encoder_lens = np.zeros(slots, np.int32)
         self._to_encode: dict[int, EncoderInput] = {}
         self._num_blocks = [[0] * slots for _ in config.groups]
+        self._images = ImagePlaces(config.spec, max_num_seqs=slots, length=length, block_size=config.block_size)
+        self._images_to_encode: list[KeptImage] = []
 
     def submit(self, plan: Plan) -> "RunningStep":
         """Begin a step. Raises OutOfMemory or DeviceLost."""
@@ -89,6 +93,7 @@ class ModelRunner:
         self._prompt_logprobs.clear()
         self._pooling.clear()
         self._to_encode.clear()
+        self._images_to_encode.clear()
 
     def close(self) -> None:
         """Free the device; may be called twice."""
@@ -114,6 +119,8 @@ class ModelRunner:
         self._encoder_lens[slot] = new.num_encoder_tokens
         if new.encoder is not None:
             self._to_encode[slot] = new.encoder
+        self._images.admit(new)
+        self._images_to_encode += [kept for kept in new.images if kept.must_encode]
         self._pooling.pop(slot, None)
         if new.pooling is not None:
             self._pooling[slot] = new.pooling
@@ -151,7 +158,7 @@ class ModelRunner:
         prompts, prompt_logprobs = self._prompt_logprobs_batch(rows, starts, ends, query_start_loc)
         pooled, pooling = self._pooling_batch(rows, ends, query_start_loc)
         forward = ForwardBatch(
-            input_ids=input_ids,
+            **self._images.batch(token_slots, positions, input_ids),
             positions=positions.astype(np.int32),
             query_start_loc=query_start_loc,
             seq_lens=ends.astype(np.int32),
@@ -185,6 +192,11 @@ class ModelRunner:
 
     def _encoder_batch(self) -> EncoderBatch | None:
         """The inputs that the encoder reads in this step."""
+        if self._images_to_encode:
+            images, vision = list(self._images_to_encode), self.config.spec.vision
+            assert vision is not None, "only models with an encoder of images have images"
+            self._images_to_encode.clear()
+            return image_batch(vision, images, block_size=self.config.block_size, dtype=self.config.dtype)
         if not self._to_encode:
             return None
         spec, (slots, inputs) = self.config.spec.encoder, zip(*self._to_encode.items(), strict=True)

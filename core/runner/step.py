@@ -11,6 +11,7 @@ from ..models.encoder import encoder
 from ..models.encoder_decoder import encode
 from ..models.pooler import pool
 from ..models.spec import ModelSpec
+from ..models.vision import encode_images
 from ..ops import OpTable
 from ..sampling.sampler import Sampled, sample_step
 from ..stages import Array, EncoderBatch, ForwardBatch, KVCaches, PoolingBatch, PromptLogprobsBatch, SamplingBatch
@@ -43,12 +44,12 @@ def run_step(
 ) -> StepArrays:
     """Run the model over `batch`; sample where `sampling` asks, make vectors where `pooling` does.
 
-    encoder_inputs: what the encoder of an encoder-decoder model reads before the batch.
+    encoder_inputs: what the encoder of an encoder-decoder model, or that of images, reads before the batch.
 
     All arrays are on the device.
     """
     if encoder_inputs is not None:
-        kv = encode(ops, spec, params, kv, encoder_inputs)
+        kv = (encode if spec.vision is None else encode_images)(ops, spec, params, kv, encoder_inputs)
     if spec.kind == "encoder":
         hidden_states = encoder(ops, spec, params, batch)
     else:

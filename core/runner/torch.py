@@ -31,7 +31,7 @@ from ..stages import (
 )
 from ..units import format_bytes
 from ..weights.source import ParamSource
-from .caches import new_caches
+from .caches import image_row_size, new_caches
 from .collectives import Group, mark_cut, rank_ops
 from .done import Done
 from .packed import cut, join, pack
@@ -144,6 +144,8 @@ class TorchRunner(Runner):
                 dtype=self.config.dtype,
                 kv_dtype=self.config.kv_dtype,
                 device=self.device.torch_device,
+                num_image_rows=self.config.num_image_rows,
+                image_row_size=image_row_size(self.config.spec),
             )
             # One more than there are slots: where the slot -1 of a padded step lands.
             self._last_tokens = self.ops.to_device(np.zeros(self.config.max_num_seqs + 1, np.int32))
@@ -164,6 +166,7 @@ class TorchRunner(Runner):
                     logits_indices=one,
                     token_types=one,
                     rope_rows=one,
+                    rope_positions=np.zeros((1, 3), np.int32),
                     encoder_lens=one + 1,
                     max_query_len=1,
                     max_seq_len=1,

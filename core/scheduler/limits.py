@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from ..kv.cross import CrossPool
+from ..kv.images import ImagePool
 from .policy import RequestQueue
 from .request import Request
 
@@ -52,3 +53,20 @@ class EncoderBudget:
             return True
         in_step = sum(other.source.num_encoder_tokens for other in running if other.is_encoding)
         return not in_step or in_step + cross.num_tokens <= self._max_tokens
+
+
+class ImageBudget:
+    """The encoder reads images of at most this many patches in a step, or one request's images, if those are more."""
+
+    def __init__(self, max_patches: int, kept: ImagePool) -> None:
+        """kept: where rows of images are, which then need not be computed."""
+        self._max_patches = max_patches
+        self._kept = kept
+
+    def admits(self, request: Request, running: RequestQueue) -> bool:
+        table, images = request.blocks.images, request.source.images
+        if table is None:
+            return True
+        wanted = sum(len(images[i].patches) for i in self._kept.missing(table))
+        in_step = sum(other.num_patches_to_encode for other in running if other.is_encoding)
+        return not wanted or not in_step or in_step + wanted <= self._max_patches

@@ -17,6 +17,7 @@ class Request:
     Positions [0, num_computed_tokens) have KV that is written or scheduled; with drafts in flight that is an upper
     bound. num_pending_tokens: tokens that steps in flight sample, at most. A request waits (slot -1, no blocks) or
     runs (a slot and blocks). is_encoding: the step that admitted it runs the encoder for it, and it has no later row.
+    whole: ranges of positions that must be computed in one step. images_end: behind the last row of its images.
     """
 
     __slots__ = (
@@ -24,6 +25,7 @@ class Request:
         "arrival_s",
         "blocks",
         "epoch",
+        "images_end",
         "is_encoding",
         "is_prompt_only",
         "last_step",
@@ -44,6 +46,7 @@ class Request:
         "stop_ids",
         "suspect_until",
         "token_ids",
+        "whole",
     )
 
     def __init__(
@@ -93,6 +96,11 @@ class Request:
             or params.repetition_penalty != 1.0
         )
 
+        self.images_end = max((int(image.places[-1]) + 1 for image in source.images), default=0)
+        self.whole: Sequence[tuple[int, int]] = ()
+        if source.whole_images:
+            self.whole = [(int(image.places[0]), int(image.places[-1]) + 1) for image in source.images]
+
         self.epoch = 0
         self.is_encoding = False
         self.slot = -1
@@ -114,6 +122,27 @@ class Request:
         if token_id in self.stop_ids and num_tokens >= self.min_num_tokens:
             return "stop"
         return "length" if num_tokens >= self.max_num_tokens else None
+
+    def first_image(self, position: int) -> int:
+        """The first image that a token at `position` or behind it needs."""
+        return sum(int(image.places[-1]) < position for image in self.source.images)
+
+    @property
+    def num_patches_to_encode(self) -> int:
+        """Patches that the encoder reads for it in the step that admits it."""
+        table = self.blocks.images
+        if table is None:
+            return 0
+        pairs = zip(self.source.images, table.must_write, strict=True)
+        return sum(len(image.patches) for image, must_write in pairs if must_write)
+
+    def cut(self, start: int, num_tokens: int) -> int:
+        """At most `num_tokens`, so that no step ends within a range that must be computed in one; maybe 0."""
+        end = start + num_tokens
+        for first, behind in self.whole:
+            if first < end < behind:
+                return max(0, first - start)
+        return num_tokens
 
 
 def resolve_seed(seed: int | None, deployment_seed: int, request_id: str) -> int:

@@ -42,22 +42,27 @@ class ChatTemplate:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         template: str = "",
+        image_placeholder: str = "",
         **kwargs: Any,
     ) -> str:
         """The prompt for these messages; encode it without adding special tokens.
 
-        messages: {"role": str, "content": str or [{"type": "text", "text": str}], ...}. tools: JSON schemas of
-        functions. add_generation_prompt: begin the assistant's turn; None does so unless continue_final_message,
-        which leaves the last message open instead. template: a name; "" takes "tool_use" if there are tools and
-        such a template, else "default". Further keywords reach the template. Raises RequestError for messages
-        that are wrong or that the template refuses, ModelError if the template is missing or damaged.
+        messages: {"role": str, "content": str or [{"type": "text", "text": str}], ...}. image_placeholder: of a model
+        that reads images: what a part {"type": "image"} becomes where the template takes texts alone. tools: JSON
+        schemas of functions. add_generation_prompt: begin the assistant's turn; None does so unless
+        continue_final_message, which leaves the last message open instead. template: a name; "" takes "tool_use" if
+        there are tools and such a template, else "default". Further keywords reach the template. Raises RequestError
+        for messages that are wrong or that the template refuses, ModelError if the template is missing or damaged.
         """
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         if add_generation_prompt and continue_final_message:
             raise RequestError("add_generation_prompt and continue_final_message exclude each other")
         compiled, takes_parts = self._compile(self._choose(template, bool(tools)))
-        chat = [_check_message(index, message, takes_parts) for index, message in enumerate(_as_list(messages))]
+        chat = [
+            _check_message(index, message, takes_parts, image_placeholder)
+            for index, message in enumerate(_as_list(messages))
+        ]
         if not self._knows_developers:
             # OpenAI's newer name of a role that most models learnt as "system".
             for message in chat:
@@ -221,7 +226,7 @@ def _as_list(messages: object) -> Sequence[Any]:
     return messages
 
 
-def _check_message(index: int, message: object, takes_parts: bool) -> dict[str, Any]:
+def _check_message(index: int, message: object, takes_parts: bool, image_placeholder: str) -> dict[str, Any]:
     """A plain copy of a message without the keys that are None."""
     where = f"messages[{index}]"
 
@@ -240,11 +245,18 @@ def _check_message(index: int, message: object, takes_parts: bool) -> dict[str, 
         if plain.get("refusal"):
             plain["content"] = str(plain["refusal"])
     elif isinstance(content, list):
-        texts = [_text_of_part(part, wrong) for part in content]
+        is_image = [bool(image_placeholder) and part == {"type": "image"} for part in content]
+        texts = [
+            image_placeholder if image else _text_of_part(part, wrong)
+            for part, image in zip(content, is_image, strict=True)
+        ]
         if not takes_parts:
             plain["content"] = "\n".join(texts)
         else:
-            plain["content"] = [{"type": "text", "text": text} for text in texts]
+            plain["content"] = [
+                {"type": "image"} if image else {"type": "text", "text": text}
+                for text, image in zip(texts, is_image, strict=True)
+            ]
     elif not isinstance(content, str):
         raise wrong(f"must have text or a list of parts as content, got {type(content).__name__}")
     return plain
@@ -281,7 +293,7 @@ def _plain(value: Any, where: str) -> Any:
 def _mark_final(message: dict[str, Any]) -> str:
     """Put the mark behind a final message's text; returns the text."""
     content = message.get("content")
-    if isinstance(content, list) and content:
+    if isinstance(content, list) and content and "text" in content[-1]:
         text = str(content[-1]["text"])
         content[-1]["text"] = text + _CONTINUE
         return text

@@ -1,12 +1,12 @@
 """Prompts of encoder-decoder models: text goes to the encoder, and the decoder starts from tokens of the model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RequestError
 from ..models.config import HFConfig
-from ..stages import EncoderInput
+from ..stages import EncoderInput, ImageInput
 from .tokenizer import Tokenizer
 
 
@@ -18,6 +18,7 @@ class PreparedPrompt:
     text: str | None = None
     encoder: EncoderInput | None = None
     encoder_text: str | None = None
+    images: Sequence[ImageInput] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """A checkpoint as the declared parameters of a spec: names resolved, everything checked, then read one by one."""
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,6 +126,9 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
     if stored.kernel:
         shape = (shape[0], shape[1] * shape[2])
         data = np.swapaxes(data, 1, 2).reshape(shape)
+    if stored.reshape:
+        shape = param.shape
+        data = data.reshape(shape)
     if stored.transpose:
         data, shape = np.swapaxes(data, -1, -2), (*shape[:-2], shape[-1], shape[-2])
     if stored.stacked:
@@ -284,6 +288,8 @@ class _Resolver:
         if stored.transpose:
             expected = (*expected[:-2], expected[-1], expected[-2])
         is_blocked = info.dtype not in DTYPE_BYTES
+        if stored.reshape and math.prod(info.shape) == math.prod(expected):
+            expected = info.shape
         text = ""
         if info.shape != expected:
             text = f"{info.name} is {list(info.shape)}, expected {list(expected)}"

@@ -12,6 +12,7 @@ class Stored:
     copies: names under which a checkpoint may hold the same tensor again, or only there (tied weights).
     zeros: no checkpoint has it, and it is zeros (a bias that a fused linear layer has for its other parts).
     kernel: stored as a convolution of so many taps, [out, in, kernel]; read as [out, kernel * in].
+    reshape: stored with other axes, such as those of a convolution over an image, and as many numbers.
     transpose: stored [in_features, out_features] (GPT-2's Conv1D).
     stacked: stored with an axis in front for the param's num_stacked matrices or vectors; such matrices may be
     transposed or not, as their shape tells.
@@ -30,6 +31,7 @@ class Stored:
     copies: tuple[str, ...] = ()
     zeros: bool = False
     kernel: int = 0
+    reshape: bool = False
     transpose: bool = False
     stacked: bool = False
     scaled_by: str = ""

@@ -192,6 +192,16 @@ def _mean_rows(rng: Rng) -> Iterator[Case]:
     yield Case("ranges of 130 rows", [normal(rng, 130, 65), whole([0, 3, 40, 129]), whole([3, 4, 130, 130])])
 
 
+def _store_rows(rng: Rng) -> Iterator[Case]:
+    yield Case("5 rows of 9", [normal(rng, 9, 33), normal(rng, 5, 33), whole([8, -1, 0, 3, 5])])
+
+
+def _place_rows(rng: Rng) -> Iterator[Case]:
+    arrays = [normal(rng, 70, 33), normal(rng, 9, 33), whole(np.arange(70) % 10 - 1)]
+    for add in (False, True):
+        yield Case(f"70 rows, add {add}", arrays, {"add": add})
+
+
 _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
@@ -210,6 +220,8 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "encoder_attention": _encoder_attention,
     "mean_rows": _mean_rows,
     "stack_rows": _stack_rows,
+    "store_rows": _store_rows,
+    "place_rows": _place_rows,
     "causal_conv": state_cases.causal_conv,
     "selective_scan": state_cases.selective_scan,
     "gated_delta": state_cases.gated_delta,

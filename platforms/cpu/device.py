@@ -39,7 +39,8 @@ class NativeDevice(Device):
             schemes=SCHEMES,
             shared_memory=True,
             capture="tape",
-            features=frozenset(FEATURES),
+            # The encoder of images runs in torch.
+            features=frozenset(FEATURES) - (set() if find_spec("torch") else {"images"}),
         )
 
     def runner(self, config: RunnerConfig) -> Runner:

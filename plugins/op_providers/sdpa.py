@@ -50,18 +50,19 @@ def paged_attention(
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
     relative_bias: Array | None = None,
+    reach: Array | None = None,
     causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
 ) -> Array:
-    """As the declaration in core/ops says; softcap, sinks and biases by distance, which the fused kernel lacks, go to
-    the definition.
+    """As the declaration in core/ops says; softcap, sinks, biases by distance and sight ahead, which the fused kernel
+    lacks, go to the definition.
 
     Requests with one token are padded to the longest and computed together; others one by one.
     """
     import torch
 
-    if softcap or sinks is not None or relative_bias is not None:
+    if softcap or sinks is not None or relative_bias is not None or reach is not None:
         return OpTable.paged_attention(
             query,
             kv_cache,
@@ -74,6 +75,7 @@ def paged_attention(
             sinks=sinks,
             alibi_slopes=alibi_slopes,
             relative_bias=relative_bias,
+            reach=reach,
             causal=causal,
         )
     starts, lens = query_start_loc.tolist(), seq_lens.tolist()

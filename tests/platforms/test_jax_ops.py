@@ -87,6 +87,14 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     },
     "mean_rows": ("mean_rows", [X, ints(0, 2, 6), ints(2, 5, 7)], {}),
     "stack_rows": ("stack_rows", [X, ints(-1, 0, 1, 1, 2, 3, 5, 6, -1).reshape(3, 3)], {}),
+    "store_rows": ("store_rows", [normal(9, 64), X, ints(4, -1, 0, 8, 1, 2, 7)], {}),
+    "place_rows": ("place_rows", [X, normal(9, 64), ints(4, -1, 0, 8, -1, 2, 7)], {}),
+    "place_rows_add": ("place_rows", [X, normal(9, 64), ints(4, -1, 0, 8, -1, 2, 7)], {"add": True}),
+    "angles_of_axes": (
+        "rotary_angles",
+        [ints(*range(14)).reshape(7, 2), normal(1, 4), normal(1)],
+        {"axes": (0, 1, 1, 0)},
+    ),
     "absorb_keys": ("absorb_keys", [HEADS, normal(3, 24, 32)], {}),
     "expand_values": ("expand_values", [normal(7, 3, 32), normal(3, 24, 32)], {"v_head_dim": 8}),
 }

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ...stages import Array
-from ._arrays import compiled, precision, widen
+from ._arrays import compiled, drop_negative, precision, widen
 from .attention import distance_buckets
 
 TILE_TOKENS = 128
@@ -90,4 +90,17 @@ def stack_rows(x: Array, indices: Array) -> Array:
     return rows.astype(x.dtype).reshape(indices.shape[0], -1)
 
 
-FUNCTIONS = (encoder_attention, mean_rows, stack_rows)
+@compiled()
+def store_rows(cache: Array, rows: Array, slots: Array) -> Array:
+    """The cache with rows at their slots; gives a new one."""
+    return cache.at[drop_negative(slots, cache.shape[0])].set(rows.astype(cache.dtype), mode="drop")
+
+
+@compiled("add")
+def place_rows(x: Array, rows: Array, indices: Array, *, add: bool = False) -> Array:
+    """x with rows put in the place of its own, or added to them."""
+    picked = jnp.take(rows, indices, axis=0, mode="clip").astype(x.dtype)
+    return jnp.where((indices >= 0)[:, None], x + picked if add else picked, x)
+
+
+FUNCTIONS = (encoder_attention, mean_rows, stack_rows, store_rows, place_rows)

@@ -1,20 +1,28 @@
 """Rotary position embedding in JAX."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 
 from ...stages import Array
 from ._arrays import compiled, widen
 
 
-@compiled()
+@compiled("axes")
 def rotary_angles(
-    positions: Array, inv_freq: Array, attention_factor: Array, rows: Array | None = None
+    positions: Array,
+    inv_freq: Array,
+    attention_factor: Array,
+    rows: Array | None = None,
+    *,
+    axes: Sequence[int] = (),
 ) -> tuple[Array, Array]:
     """Cosines and sines of this step, [num_tokens, rotary_dim / 2]."""
     pick = 0 if rows is None else rows
     factor = attention_factor[pick]
-    angles = positions.astype(inv_freq.dtype)[:, None] * inv_freq[pick]
+    places = positions[:, jnp.asarray(axes)] if axes else positions[:, None]
+    angles = places.astype(inv_freq.dtype) * inv_freq[pick]
     if rows is not None:
         factor = factor[:, None]
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor

@@ -106,6 +106,8 @@ def trace_decoder(spec: ModelSpec, dtype: str, group_of_layer: Sequence[int]) ->
         raise UntraceableOp("native programs have no encoder beside the decoder")
     if spec.kind != "decoder" or spec.pooler is not None:
         raise UntraceableOp("native programs give logits of tokens, and this model makes vectors")
+    if spec.vision is not None:
+        raise UntraceableOp("native programs have no encoder of images beside the decoder")
     if any(layer.mixer is not None for layer in spec.layers):
         raise UntraceableOp("native programs have no kernels for recurrences over positions")
     tracer = Tracer(dtype)
@@ -246,8 +248,16 @@ class Tracer:
         return self._emit("layer_norm", (x, weight, bias), self._like(x), eps=eps)
 
     def rotary_angles(
-        self, positions: InputRef, inv_freq: ParamRef, attention_factor: ParamRef, rows: InputRef | None = None
+        self,
+        positions: InputRef,
+        inv_freq: ParamRef,
+        attention_factor: ParamRef,
+        rows: InputRef | None = None,
+        *,
+        axes: Sequence[int] = (),
     ) -> tuple[Value, Value]:
+        if axes:
+            raise UntraceableOp("rotary_angles has no native form for several positions a token")
         half = inv_freq.shape[1]
         outputs = self._new("tokens", half, "float32"), self._new("tokens", half, "float32")
         self._record("rotary_angles", (positions, inv_freq, attention_factor, rows), outputs)
@@ -276,12 +286,13 @@ class Tracer:
         sinks: ParamRef | None = None,
         alibi_slopes: ParamRef | None = None,
         relative_bias: ParamRef | None = None,
+        reach: InputRef | None = None,
         causal: bool = True,
         max_query_len: int = 0,
         max_seq_len: int = 0,
     ) -> Value:
-        if relative_bias is not None or not causal:
-            raise UntraceableOp("paged_attention has no native form with a bias by distance or without a causal mask")
+        if relative_bias is not None or reach is not None or not causal:
+            raise UntraceableOp("paged_attention has no native form with a bias by distance or sight ahead")
         num_heads = query.cols // query.head_dim
         if num_heads > MAX_QUERY_HEADS * self._num_kv_heads.get(kv_cache.layer, num_heads):
             raise UntraceableOp(f"paged_attention has no native form for {num_heads} query heads to one KV head")

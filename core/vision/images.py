@@ -1,0 +1,153 @@
+"""From what users give to pictures: files, bytes, data: URLs, http(s) URLs where they are allowed, Pillow's own."""
+
+import base64
+import binascii
+import io
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import RequestError
+from ..units import format_bytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+REMEDY = "pip install 'headrace[vision]'"
+IMAGE_PARTS = ("image", "image_url", "input_image", "image_pil")
+"""Types of a message's parts that are images, as several APIs spell them."""
+_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageLimits:
+    """What a request's images may be. allow_files, allow_remote: paths, and http(s) URLs."""
+
+    max_images: int = 64
+    max_bytes: int = 64 * 1024**2
+    max_pixels: int = 2**27
+    allow_files: bool = True
+    allow_remote: bool = True
+
+
+def read_image(source: Any, limits: ImageLimits) -> "Image":
+    """A picture in RGB, turned as its camera was held. source: a picture of Pillow, bytes of a file, a path, or a
+    text that is a data: or http(s) URL or a path. Raises RequestError."""
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise RequestError(
+            "images need Pillow, which is not installed", code="not_supported", remedies=[REMEDY]
+        ) from error
+    if isinstance(source, Image.Image):
+        picture = source
+    else:
+        data, name = _read_bytes(source, limits)
+        if len(data) > limits.max_bytes:
+            raise _wrong(f"{name} has {format_bytes(len(data))}; {format_bytes(limits.max_bytes)} are allowed")
+        try:
+            picture = Image.open(io.BytesIO(data))
+        except Exception as error:  # decoders of many formats raise what they like
+            raise _wrong(f"{name} is no image that Pillow can read") from error
+    if picture.width * picture.height > limits.max_pixels:
+        raise _wrong(f"an image of {picture.width} x {picture.height} pixels; {limits.max_pixels} are allowed")
+    try:
+        return ImageOps.exif_transpose(picture).convert("RGB")
+    except Exception as error:
+        raise _wrong(f"an image is damaged: {error}") from error
+
+
+def take_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Messages with {"type": "image"} in the place of each image, and the images, as `read_image` takes them.
+
+    Raises RequestError for a part that says it is an image and holds none.
+    """
+    taken: list[Any] = []
+    plain: list[dict[str, Any]] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list) or not any(map(_is_image, content)):
+            plain.append(message if isinstance(message, dict) else message)  # type: ignore[arg-type]
+            continue
+        parts = []
+        for part in content:
+            if _is_image(part):
+                taken.append(_source(part))
+                part = {"type": "image"}
+            parts.append(part)
+        plain.append({**message, "content": parts})
+    return plain, taken
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
+
+
+def _source(part: Mapping[str, Any]) -> Any:
+    for value in _values(part):
+        if isinstance(value, Mapping):
+            value = value.get("url")
+        if value is not None:
+            return value
+    raise _wrong(f"a part of the type {part['type']!r} holds no image")
+
+
+def _values(part: Mapping[str, Any]) -> Iterator[Any]:
+    if (data := part.get("base64")) is not None:
+        yield f"data:;base64,{data}"
+    for key in ("image_url", "image", "image_pil", "url", "path"):
+        yield part.get(key)
+
+
+def _read_bytes(source: Any, limits: ImageLimits) -> tuple[bytes, str]:
+    """The bytes of an image file, and what errors call it."""
+    if isinstance(source, bytes | bytearray):
+        return bytes(source), "the image"
+    text = str(source) if isinstance(source, str | Path) else ""
+    scheme = text.partition(":")[0].lower() if isinstance(source, str) and ":" in text[:10] else ""
+    if scheme == "data":
+        return _from_data_url(text), "the image"
+    if scheme in ("http", "https"):
+        if not limits.allow_remote:
+            raise RequestError(
+                "images at http(s) addresses are not fetched by this server",
+                code="remote_media_not_allowed",
+                remedies=["a data: URL", "HEADRACE_ALLOW_REMOTE_MEDIA=1 headrace serve"],
+            )
+        return _fetch(text, limits), text[:200]
+    if not text or not limits.allow_files:
+        what = f"{scheme}: URL" if scheme else type(source).__name__ if not text else "text that is no URL"
+        raise _wrong(f"an image must be a data: URL{' or bytes' if limits.allow_files else ''}, got a {what}")
+    path = Path(text.removeprefix("file://"))
+    try:
+        with path.open("rb") as file:
+            return file.read(limits.max_bytes + 1), str(path)
+    except OSError as error:
+        raise _wrong(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _from_data_url(url: str) -> bytes:
+    head, comma, body = url.partition(",")
+    try:
+        if comma and head.endswith(";base64"):
+            return base64.b64decode(body, validate=True)
+        return urllib.parse.unquote_to_bytes(body)
+    except (binascii.Error, ValueError) as error:
+        raise _wrong(f"a data: URL is damaged: {error}") from error
+
+
+def _fetch(url: str, limits: ImageLimits) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # the scheme was looked at
+            data: bytes = response.read(limits.max_bytes + 1)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise _wrong(f"{url[:200]} cannot be fetched: {error}") from error
+    return data
+
+
+def _wrong(reason: str) -> RequestError:
+    return RequestError(reason, code="invalid_image")

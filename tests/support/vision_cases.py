@@ -1,0 +1,262 @@
+"""Tiny vision-language checkpoints made by transformers: weights, image processors, pictures, and what it answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from paged_model import randomise
+
+NUM_TOKENS = 6
+IMAGE_TOKEN = 129
+SPLIT = 128
+"""Stands between the tiles of an image where a family has something there."""
+TEXT: Mapping[str, Any] = {
+    "vocab_size": 131, "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+TOWER: Mapping[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 7,
+    "image_size": 28,
+}  # fmt: skip
+QWEN_TOWER: Mapping[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 7, "in_channels": 3}
+SQUARE: Mapping[str, Any] = {"size": {"height": 28, "width": 28}}
+MROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+
+
+@dataclass(frozen=True)
+class VisionCase:
+    """One tiny checkpoint. text, vision, config: keys of its config; processor: image processor and its settings.
+
+    least_budget: of a step's tokens, where an image, or a prompt, must fit in one step.
+    """
+
+    model_type: str
+    text_type: str
+    vision_type: str
+    processor: str
+    text: Mapping[str, Any] = field(default_factory=dict)
+    vision: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    least_budget: int = 1
+    token_types: Callable[[torch.Tensor], Mapping[str, torch.Tensor]] = lambda ids: {}
+
+    def __str__(self) -> str:
+        return self.name or self.model_type
+
+
+def _image_types(ids: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    return {"token_type_ids": (ids == IMAGE_TOKEN).long()}
+
+
+def _mm_types(ids: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    return {"mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+
+
+def _prefix_types(ids: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    return {"token_type_ids": torch.zeros_like(ids)}
+
+
+LLAVA: Mapping[str, Any] = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+GEMMA3: Mapping[str, Any] = {
+    "head_dim": 24, "sliding_window": 24, "query_pre_attn_scalar": 20,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+QWEN_SETTINGS: Mapping[str, Any] = {
+    "patch_size": 7, "merge_size": 2, "size": {"shortest_edge": 14 * 14 * 4, "longest_edge": 14 * 14 * 30},
+}  # fmt: skip
+VISION_CASES = (
+    VisionCase("llava", "llama", "clip_vision_model", "LlavaImageProcessorPil", settings=LLAVA),
+    VisionCase(
+        "llava",
+        "qwen2",
+        "siglip_vision_model",
+        "SiglipImageProcessorPil",
+        settings=SQUARE,
+        config={"vision_feature_layer": -1, "vision_feature_select_strategy": "full", "projector_hidden_act": "silu"},
+        name="llava_siglip_qwen2",
+    ),
+    VisionCase(
+        "paligemma",
+        "gemma",
+        "siglip_vision_model",
+        "SiglipImageProcessorPil",
+        text={"head_dim": 16},
+        vision={"projection_dim": 64},
+        config={"projection_dim": 64},
+        settings=SQUARE,
+        least_budget=256,
+        token_types=_prefix_types,
+    ),
+    VisionCase(
+        "gemma3",
+        "gemma3_text",
+        "siglip_vision_model",
+        "Gemma3ImageProcessorPil",
+        text=GEMMA3,
+        vision={"image_size": 56},
+        config={"mm_tokens_per_image": 16},
+        settings={"size": {"height": 56, "width": 56}},
+        least_budget=16,
+        token_types=_image_types,
+    ),
+    VisionCase(
+        "idefics3",
+        "llama",
+        "idefics3_vision",
+        "Idefics3ImageProcessorPil",
+        settings={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
+        prepared={"return_row_col_info": True},
+    ),
+    VisionCase(
+        "smolvlm",
+        "llama",
+        "smolvlm_vision",
+        "SmolVLMImageProcessorPil",
+        text={"tie_word_embeddings": True},
+        config={"tie_word_embeddings": True},
+        settings={"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}},
+        prepared={"return_row_col_info": True},
+    ),
+    VisionCase(
+        "qwen2_vl",
+        "qwen2_vl_text",
+        "qwen2_vl_vision",
+        "Qwen2VLImageProcessorPil",
+        text={"rope_parameters": MROPE},
+        vision={**QWEN_TOWER, "embed_dim": 32, "hidden_size": 64},
+        settings=QWEN_SETTINGS,
+        token_types=_mm_types,
+    ),
+    VisionCase(
+        "qwen2_5_vl",
+        "qwen2_5_vl_text",
+        "qwen2_5_vl_vision",
+        "Qwen2VLImageProcessorPil",
+        text={"rope_parameters": MROPE},
+        vision={**QWEN_TOWER, "out_hidden_size": 64, "window_size": 28, "fullatt_block_indexes": [1]},
+        settings=QWEN_SETTINGS,
+        token_types=_mm_types,
+    ),
+    VisionCase(
+        "qwen3_vl",
+        "qwen3_vl_text",
+        "qwen3_vl_vision",
+        "Qwen2VLImageProcessorPil",
+        text={"rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 16},
+        vision={
+            **QWEN_TOWER, "out_hidden_size": 64, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 2],
+        },
+        settings=QWEN_SETTINGS,
+        token_types=_mm_types,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VisionPrompt:
+    """Token ids with room for the rows of pictures, and the pictures."""
+
+    token_ids: list[int]
+    pictures: list[Image.Image]
+
+
+class VisionOracle:
+    """transformers' model and image processor over one folder."""
+
+    def __init__(self, case: VisionCase, folder: Path) -> None:
+        import transformers
+        from transformers import AutoConfig, AutoModelForImageTextToText
+
+        text = {key: size for key, size in TEXT.items() if key not in case.text}
+        config = AutoConfig.for_model(
+            case.model_type,
+            text_config={"model_type": case.text_type, **text, **case.text},
+            vision_config={"model_type": case.vision_type, **TOWER, **case.vision},
+            **{"image_token_id": IMAGE_TOKEN, "image_token_index": IMAGE_TOKEN, **case.config},
+        )
+        auto: Any = AutoModelForImageTextToText
+        self.case = case
+        model: Any = auto.from_config(config, attn_implementation="eager", dtype=torch.float32)
+        randomise(model)
+        model.save_pretrained(folder)
+        self.model: Any = auto.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        self.processor: Any = getattr(transformers, case.processor)(**case.settings)
+        self.processor.save_pretrained(folder)
+
+    def prompt(self, *pieces: int | Image.Image, seed: int = 0) -> VisionPrompt:
+        """Random tokens, so many for each number, and the rows of pictures."""
+        random = np.random.default_rng(seed)
+        token_ids, pictures = [1], []
+        for piece in pieces:
+            if isinstance(piece, int):
+                token_ids += random.integers(3, 120, piece).tolist()
+                continue
+            for tile in self._rows(piece):
+                token_ids += [*[IMAGE_TOKEN] * tile, SPLIT]
+            pictures.append(piece)
+        return VisionPrompt(token_ids, pictures)
+
+    def _rows(self, picture: Image.Image) -> list[int]:
+        """Rows of each tile."""
+        made = self._inputs([picture])
+        model = self.model.model
+        with torch.inference_mode():
+            found = model.get_image_features(**{k: v for k, v in made.items()}).pooler_output
+        count = sum(rows.shape[0] if rows.dim() == 2 else rows.shape[0] * rows.shape[1] for rows in _as_list(found))
+        tiles = made["pixel_values"].shape[1] if "pixel_attention_mask" in made else 1
+        return [count // tiles] * tiles
+
+    def _inputs(self, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        if not pictures:
+            return {}
+        given = [list(pictures)] if self.case.prepared else list(pictures)
+        made = self.processor(images=given, return_tensors="np")
+        keys = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
+        return {key: torch.from_numpy(np.asarray(made[key])) for key in keys if key in made}
+
+    def logprobs(self, prompt: VisionPrompt) -> torch.Tensor:
+        """Log probabilities of each token of the prompt but the first, [num_tokens - 1]."""
+        ids = torch.tensor([prompt.token_ids])
+        with torch.inference_mode():
+            logits = self.model(input_ids=ids, **self._inputs(prompt.pictures), **self._types(ids, prompt)).logits[0]
+        logprobs: torch.Tensor = logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        return logprobs
+
+    def answer(self, prompt: VisionPrompt) -> list[int]:
+        """Greedy tokens."""
+        ids = torch.tensor([prompt.token_ids])
+        with torch.inference_mode():
+            out = self.model.generate(
+                input_ids=ids,
+                **self._inputs(prompt.pictures),
+                **self._types(ids, prompt),
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        tokens: list[int] = out[0, ids.shape[1] :].tolist()
+        return tokens
+
+    def _types(self, ids: torch.Tensor, prompt: VisionPrompt) -> Mapping[str, torch.Tensor]:
+        return self.case.token_types(ids)
+
+
+def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
+    """A picture whose pixels are random."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def _as_list(found: Any) -> Sequence[torch.Tensor]:
+    return [found] if isinstance(found, torch.Tensor) else list(found)
