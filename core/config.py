@@ -16,7 +16,7 @@ from .units import parse_bytes
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("int8",)
 """What a KV cache may hold beside activations: see ops.attention.Integers."""
-QUANTIZATIONS = ("none", "int8", "int8-channel", "int4", "int4-g64", "int4-g128", "int4-sym")
+QUANTIZATIONS = ("none", "int8", "int8-channel", "fp8", "int4", "int4-g64", "int4-g128", "int4-sym")
 """What becomes of a layer's weights: see weights.quantize."""
 
 

@@ -77,7 +77,9 @@ def _from_blocks(tensor: HostTensor, block: BlockType) -> npt.NDArray[np.float32
 
 
 def _from_codes(tensor: HostTensor, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    values = tensor.data.astype(np.float32).reshape(*scales.shape, -1)
+    values = np.empty(tensor.data.size, np.float32)
+    _convert(tensor.dtype, tensor.data.reshape(-1), values)
+    values = values.reshape(*scales.shape, -1)
     values *= scales[..., None]
     if tensor.offsets is not None:
         values += tensor.offsets[..., None]

@@ -1,7 +1,8 @@
 """Quantizes dense weights while a checkpoint is read: a ParamSource over another, one tensor at a time.
 
 Weights leave here in the canonical schemes: int8 with a scale for each output or group of columns, int4 with a scale
-and an offset for each group. What a platform makes of a scheme is its own affair (`pack_linear`).
+and an offset for each group, float8 (e4m3) with a scale for each output. What a platform makes of a scheme is its own
+affair (`pack_linear`).
 """
 
 import math
@@ -22,7 +23,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """Integers with scales.
+    """Codes with scales.
 
     name: of Caps.schemes. group: columns that share a scale, which then is a float16 number; 0: all of a row.
     is_symmetric: the offset is such that code 8 of 16 stands for zero.
@@ -34,6 +35,7 @@ class Scheme:
 
 
 INT8 = Scheme(name="int8")
+FP8 = Scheme(name="fp8")
 INT8_GROUPS = Scheme(name="int8", group=32)
 INT4: Mapping[str, Scheme] = {
     "int4": Scheme(name="int4", group=32, is_symmetric=False),
@@ -41,7 +43,9 @@ INT4: Mapping[str, Scheme] = {
     "int4-g128": Scheme(name="int4", group=128, is_symmetric=False),
     "int4-sym": Scheme(name="int4", group=32),
 }
-"""Values of the option `quantize`, beside those of int8 and none."""
+"""Values of the option `quantize`, beside those of int8, fp8 and none."""
+CODES: Mapping[str, str] = {"int8": "int8", "int4": "int4", "fp8": "float8_e4m3fn"}
+"""The dtype of a scheme's codes."""
 
 Quantizer = Callable[[Floats, Scheme], tuple[npt.NDArray[Any], Floats, Floats | None]]
 """float32 [rows, cols] -> codes [rows, cols], scales and offsets [rows, num_groups]; not finite scales if a value is
@@ -64,6 +68,8 @@ def scheme_of(param: Param, quantization: str) -> Scheme | None:
     """
     if quantization == "none" or not param.quantizable:
         return None
+    if quantization == "fp8":
+        return FP8
     if quantization in INT4 and param.shard != "vocab" and not param.is_sensitive:
         check_columns(param.name, param.shape[-1], INT4[quantization])
         return INT4[quantization]
@@ -79,7 +85,7 @@ def packed_bytes(shape: tuple[int, ...], format: str | Scheme) -> int:
     rows, cols = math.prod(shape[:-1]), shape[-1]
     if isinstance(format, str):
         return rows * row_bytes(format, cols)
-    if format.name == "int8":
+    if format.name in ("int8", "fp8"):
         return rows * (cols + (2 * cols // format.group if format.group else 4))
     return rows * (cols // 2 + -(-cols // format.group) * (2 if format.is_symmetric else 4))
 
@@ -115,18 +121,19 @@ class QuantizedParams:
         num_rows, cols = tensor.shape
         check_columns(name, cols, scheme, file)  # a part of a row may be what no group divides
         codes = np.empty((num_rows, cols), np.int8 if scheme.name == "int8" else np.uint8)
+        quantizer = quantize_rows if scheme == FP8 else self._quantizer
         scales = np.empty((num_rows, cols // scheme.group if scheme.group else 1), np.float32)
         offsets = np.empty_like(scales) if scheme.name == "int4" else None
         step = max(1, _CHUNK_VALUES // cols)
         for start in range(0, num_rows, step):
             part = slice(start, start + step)
             values = np.ascontiguousarray(to_float32(tensor.rows(part)))
-            codes[part], scales[part], its_offsets = self._quantizer(values, scheme)
+            codes[part], scales[part], its_offsets = quantizer(values, scheme)
             if offsets is not None:
                 offsets[part] = its_offsets
             if not np.isfinite(scales[part]).all():
                 raise not_finite(name, file)
-        return replace(tensor, dtype=scheme.name, data=codes, scales=scales, offsets=offsets)
+        return replace(tensor, dtype=CODES[scheme.name], data=codes, scales=scales, offsets=offsets)
 
 
 def check_columns(name: str, cols: int, scheme: Scheme, file: str = "") -> None:
@@ -166,18 +173,32 @@ def not_finite(name: str, file: str) -> WeightError:
 def quantize_rows(values: Floats, scheme: Scheme) -> tuple[npt.NDArray[Any], Floats, Floats | None]:
     """The definition of a Quantizer.
 
-    int8: the nearest of 255 levels of a row or group. int4: for several cuts of a group's range, codes by rounding,
-    then scale and offset by least squares for these codes, and again; the cut of the smallest squared error is taken.
-    Scales of groups, and offsets, are float16 numbers.
+    int8: the nearest of 255 levels of a row or group. fp8: the nearest float8 of a row's largest value at 448. int4:
+    for several cuts of a group's range, codes by rounding, then scale and offset by least squares for these codes,
+    and again; the cut of the smallest squared error is taken. Scales of groups, and offsets, are float16 numbers.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         groups = values.reshape(-1, scheme.group or values.shape[1])
         if scheme.name == "int8":
             levels, scales = _fit_int8(groups, is_grouped=scheme.group > 0)
             return levels.reshape(values.shape), scales.reshape(len(values), -1), None
+        if scheme == FP8:
+            scales = np.abs(values).max(1, keepdims=True) / np.float32(448)
+            return to_float8(np.divide(values, scales, out=np.zeros_like(values), where=scales > 0)), scales, None
         codes, scales, offsets = (_fit_symmetric if scheme.is_symmetric else _fit)(groups)
         shape = len(values), values.shape[1] // scheme.group
         return codes.reshape(values.shape), scales.reshape(shape), offsets.reshape(shape)
+
+
+def to_float8(x: Floats) -> npt.NDArray[np.uint8]:
+    """The bits of the float8_e4m3fn nearest to each value, halves to even; what is larger than 448 becomes that.
+
+    Times 2^-120 the exponents are those of float8, also where steps no longer shrink: there float32 has none either.
+    """
+    bits = (np.abs(x) * np.float32(2.0**-120)).view(np.uint32)
+    bits = np.minimum((bits + np.uint32(0x7FFFF) + ((bits >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20), 0x7E)
+    signed: npt.NDArray[np.uint8] = np.where(np.signbit(x), bits | 0x80, bits).astype(np.uint8)
+    return signed
 
 
 def _fit_int8(x: Floats, *, is_grouped: bool) -> tuple[npt.NDArray[np.int8], Floats]:

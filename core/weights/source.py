@@ -38,8 +38,8 @@ class HostTensor:
     data: [*shape] in the numpy dtype of `dtype`; bfloat16 as uint16 bit patterns, float8 as uint8 bit patterns;
     a block type as uint8 [rows, bytes of a row], rows = product of shape[:-1]. It may be a read-only view of
     a file mapping: copy, never write.
-    scales, offsets: float32 [rows, num_groups] of a weight in integers, whose dtype is that of its codes ("int8",
-    or "int4" as uint8 in [0, 15]): value = code * scale + offset, for each of num_groups equal runs of columns.
+    scales, offsets: float32 [rows, num_groups] of a weight in codes, whose dtype is theirs ("int8", "int4" as uint8
+    in [0, 15], "float8_e4m3fn"): value = code * scale + offset, for each of num_groups equal runs of columns.
     """
 
     name: str

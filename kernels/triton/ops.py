@@ -14,6 +14,7 @@ from .experts import down_experts_kernel, glu_experts_kernel, most_tiles, sort_b
 from .norm import norm_kernel
 from .quantized import QuantizedWeight, quantized_linear_kernel, quantized_rows_kernel
 from .rope import rope_kernel
+from .rounded import round_rows_kernel, rounded_linear_kernel
 from .sampling import best_kernel, winner_kernel
 from .tuning import Tuning
 
@@ -221,8 +222,11 @@ class TritonOps:
     def quantized_linear(
         self, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x: [num_tokens, in_features]; see core/ops/packed.py."""
+        """x: [num_tokens, in_features]; see core/ops/packed.py. A weight with one scale an output meets activations
+        that are rounded to 8 bits too, where matrix units multiply those."""
         x = x if x.stride(-1) == 1 else x.contiguous()
+        if self.rounds(weight):
+            return self._rounded_linear(x, weight, bias)
         num_rows, tuning = len(x), self.tuning
         is_few = num_rows <= 16
         rows = 16 if is_few else min(tuning.linear_rows, triton.next_power_of_2(num_rows))
@@ -246,6 +250,59 @@ class TritonOps:
             ROWS=rows,
             COLS=cols,
             DEPTH=depth,
+            WIDE_DOT=self.wide_dot,
+            num_warps=tuning.linear_warps,
+            num_stages=tuning.stages,
+        )
+        return out
+
+    def rounds(self, weight: QuantizedWeight) -> bool:
+        """True if products with this weight round the activations."""
+        if weight.group or weight.bits != 8:
+            return False
+        return self.tuning.float8 == ("e4m3fnuz" if weight.is_fnuz else "e4m3fn") if weight.is_float else True
+
+    def _rounded_linear(self, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        num_rows, tuning, n = len(x), self.tuning, weight.in_features
+        float8 = {"FLOAT8": weight.is_float, "FNUZ": weight.is_fnuz}
+        codes = torch.empty((num_rows, n), dtype=weight.codes.dtype, device=x.device)
+        scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+        block = triton.next_power_of_2(n)
+        self._launch(
+            "linear.round",
+            round_rows_kernel,
+            (num_rows,),
+            x,
+            codes,
+            scales,
+            x.stride(0),
+            IN=n,
+            BLOCK=block,
+            **float8,
+            num_warps=self._warps(block),
+        )
+        is_few = num_rows <= 16
+        rows = 16 if is_few else min(tuning.linear_rows, triton.next_power_of_2(num_rows))
+        cols = tuning.few_cols if is_few else tuning.linear_cols
+        out = torch.empty((num_rows, weight.out_features), dtype=x.dtype, device=x.device)
+        self._launch(
+            "linear",
+            rounded_linear_kernel,
+            (triton.cdiv(num_rows, rows), triton.cdiv(weight.out_features, cols)),
+            codes,
+            scales,
+            weight.codes,
+            weight.scales,
+            bias,
+            out,
+            num_rows,
+            IN=n,
+            OUT=weight.out_features,
+            **float8,
+            BIAS=bias is not None,
+            ROWS=rows,
+            COLS=cols,
+            DEPTH=tuning.few_depth if is_few else tuning.rounded_depth,
             WIDE_DOT=self.wide_dot,
             num_warps=tuning.linear_warps,
             num_stages=tuning.stages,

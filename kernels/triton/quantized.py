@@ -1,4 +1,4 @@
-"""Products with weights in integers: a tile of codes becomes numbers in registers, just before it is multiplied.
+"""Products with weights in 8 or 4 bits: a tile of codes becomes numbers in registers, just before it is multiplied.
 
 Memory holds 8 or 4 bits a weight, and the matrix units see the activations' own dtype (w8a16, w4a16); nothing of the
 activations is rounded. Sums are float32.
@@ -11,12 +11,15 @@ import torch
 import triton
 import triton.language as tl
 
+from .rounded import float8_values
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
     """A matrix [out_features, in_features] on the device: value = code * scale + offset.
 
-    codes: int8 [out_features, in_features] of 8 bits, or uint8 [out_features, width] of 4: byte j of a row holds the
+    codes: int8 [out_features, in_features] of 8 bits, or uint8 with the bits of float8_e4m3fn (e4m3fnuz if is_fnuz),
+    or uint8 [out_features, width] of 4: byte j of a row holds the
     code of column j in its low half and that of column width + j in its high half. width: half of the columns in
     whole groups, so that both halves of a run of bytes have one scale each; a last high half may be empty.
     scales, offsets: float16 [num_groups, out_features] of groups of columns, or float32 [1, out_features] of whole
@@ -32,6 +35,12 @@ class QuantizedWeight:
     """columns that share a scale, a power of two; 0: all of a row"""
     bits: int
     dtype: torch.dtype
+    is_fnuz: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        """True if the codes are float8."""
+        return self.bits == 8 and self.codes.dtype == torch.uint8
 
     @property
     def out_features(self) -> int:
@@ -46,6 +55,8 @@ class QuantizedWeight:
             "WIDTH": self.codes.shape[1],
             "GROUP": self.group,
             "BITS": self.bits,
+            "FLOAT8": self.is_float,
+            "FNUZ": self.is_fnuz,
             "OFFSETS": self.offsets is not None,
         }
 
@@ -70,6 +81,8 @@ def quantized_linear_kernel(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    FNUZ: tl.constexpr,
     OFFSETS: tl.constexpr,
     BIAS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -89,12 +102,14 @@ def quantized_linear_kernel(
         k = start + tl.arange(0, DEPTH)
         codes = tl.load(code_row + k[:, None], mask=(k < WIDTH)[:, None] & is_col[None, :], other=0)
         if BITS == 4:
-            low = _numbers(codes & 15, start, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, OFFSETS)
+            low = _numbers(codes & 15, start, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, FLOAT8, FNUZ, OFFSETS)
             total = _multiply(total, x_row, k, (k < WIDTH) & (k < IN), is_row, low, WIDE_DOT)
-            high = _numbers(codes >> 4, start + WIDTH, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, OFFSETS)
+            high = _numbers(
+                codes >> 4, start + WIDTH, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, FLOAT8, FNUZ, OFFSETS
+            )
             total = _multiply(total, x_row, k + WIDTH, (k < WIDTH) & (k + WIDTH < IN), is_row, high, WIDE_DOT)
         else:
-            weight = _numbers(codes, start, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, OFFSETS)
+            weight = _numbers(codes, start, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, FLOAT8, FNUZ, OFFSETS)
             total = _multiply(total, x_row, k, k < IN, is_row, weight, WIDE_DOT)
     if GROUP == 0:
         total *= tl.load(scale_ptr + col, mask=is_col, other=0.0)[None, :]
@@ -115,13 +130,15 @@ def _numbers(
     OUT: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    FNUZ: tl.constexpr,
     OFFSETS: tl.constexpr,
 ):
     """The values of codes [depth, cols] from column `start` on, float32; without their scale if all of a row share
     one, which the sum is multiplied by."""
     depth: tl.constexpr = codes.shape[0]
     cols: tl.constexpr = codes.shape[1]
-    values = codes.to(tl.float32)
+    values = float8_values(codes, FNUZ) if FLOAT8 else codes.to(tl.float32)
     if BITS == 4 and not OFFSETS:
         values -= 8.0
     if GROUP > 0:
@@ -158,6 +175,8 @@ def quantized_rows_kernel(
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    FNUZ: tl.constexpr,
     OFFSETS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -172,7 +191,7 @@ def quantized_rows_kernel(
         codes = tl.where(is_high, byte >> 4, byte & 15)
     else:
         codes = tl.load(code_ptr + row * WIDTH + col, mask=mask, other=0)
-    values = codes.to(tl.float32)
+    values = float8_values(codes, FNUZ) if FLOAT8 else codes.to(tl.float32)
     if BITS == 4 and not OFFSETS:
         values -= 8.0
     if GROUP > 0:

@@ -1,6 +1,7 @@
 """Tile sizes and warps by GPU, as data. Chosen once, when a device is opened."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +13,8 @@ class Tuning:
     row_values: values of one program of a kernel that walks over rows. expert_rows, expert_cols: the tile of a
     mixture's product, by steps of expert_depth 16-bit values; few rows an expert take tiles of 16.
     linear_rows, linear_cols, linear_depth: the tile of a product with a quantized weight; 16 rows or fewer take
-    tiles of few_cols by few_depth, so that a decode has programs for the whole GPU.
+    tiles of few_cols by few_depth, so that a decode has programs for the whole GPU. rounded_depth: linear_depth where
+    activations have 8 bits too. float8: the kind that the matrix units multiply, if any.
     attention_warps, decode_warps, expert_warps, linear_warps: warps of `lanes` threads. stages: loads in flight.
     max_shared_bytes: shared memory that a program may use.
     """
@@ -34,6 +36,8 @@ class Tuning:
     linear_warps: int = 4
     few_cols: int = 32
     few_depth: int = 128
+    rounded_depth: int = 64
+    float8: Literal["", "e4m3fn", "e4m3fnuz"] = ""
     stages: int = 2
     lanes: int = 32
     max_shared_bytes: int = 99 * 1024
@@ -58,6 +62,8 @@ TUNINGS: dict[str, Tuning] = {
         linear_rows=128,
         linear_cols=128,
         linear_warps=8,
+        rounded_depth=128,
+        float8="e4m3fn",
         stages=3,
         max_shared_bytes=227 * 1024,
     ),
@@ -69,11 +75,21 @@ TUNINGS: dict[str, Tuning] = {
         linear_rows=128,
         linear_cols=128,
         linear_warps=8,
+        rounded_depth=128,
+        float8="e4m3fn",
         stages=3,
         max_shared_bytes=227 * 1024,
     ),
     "gfx90a": Tuning(name="gfx90a", query_rows=64, keys=32, stages=1, lanes=64, max_shared_bytes=64 * 1024),
-    "gfx942": Tuning(name="gfx942", query_rows=128, keys=64, stages=1, lanes=64, max_shared_bytes=64 * 1024),
+    "gfx942": Tuning(
+        name="gfx942",
+        query_rows=128,
+        keys=64,
+        float8="e4m3fnuz",
+        stages=1,
+        lanes=64,
+        max_shared_bytes=64 * 1024,
+    ),
     "gfx1100": Tuning(
         name="gfx1100",
         query_rows=64,

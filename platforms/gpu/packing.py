@@ -1,4 +1,4 @@
-"""Weights on their way to a GPU: integers stay integers, in the layout of the Triton kernels."""
+"""Weights on their way to a GPU: 8 and 4 bits stay so, in the layout of the Triton kernels."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,17 @@ import numpy.typing as npt
 
 from headrace.core.ops import OpTable
 from headrace.core.stages import Array
-from headrace.core.weights.quantize import Scheme
+from headrace.core.weights.quantize import CODES, Scheme
 from headrace.core.weights.source import HostTensor
 
 if TYPE_CHECKING:
     import torch
 
-SCHEMES = ("int8", "int4")
+SCHEMES = ("int8", "int4", "fp8")
+_SCHEME_OF = {codes: scheme for scheme, codes in CODES.items()}
+
+_MINUS_ZERO = 0x80
+"""What e4m3fnuz has its NaN for."""
 
 
 def packed_bytes(shape: tuple[int, ...], scheme: Scheme) -> int:
@@ -23,15 +27,18 @@ def packed_bytes(shape: tuple[int, ...], scheme: Scheme) -> int:
     from headrace.kernels.triton.quantized import row_width
 
     rows, cols = math.prod(shape[:-1]), shape[-1]
-    codes = row_width(cols, 8 if scheme.name == "int8" else 4, scheme.group)
+    codes = row_width(cols, 4 if scheme.name == "int4" else 8, scheme.group)
     if not scheme.group:
         return rows * (codes + 4)
     has_offsets = scheme.name == "int4" and not scheme.is_symmetric
     return rows * (codes + cols // scheme.group * (4 if has_offsets else 2))
 
 
-def pack_linear(tensors: Sequence[HostTensor], *, dtype: str, device: str) -> Array:
-    """As core/ops/packed.py: a QuantizedWeight where all parts are integers of one scheme, else a dense tensor."""
+def pack_linear(tensors: Sequence[HostTensor], *, dtype: str, device: str, float8: str = "") -> Array:
+    """As core/ops/packed.py: a QuantizedWeight where all parts have codes of one scheme, else a dense tensor.
+
+    float8: the kind that the GPU multiplies, if any; e4m3fnuz is another than a checkpoint's.
+    """
     scheme = _common_scheme(tensors)
     if scheme is None:
         return OpTable.pack_linear(tensors, dtype=dtype, device=device)
@@ -39,16 +46,21 @@ def pack_linear(tensors: Sequence[HostTensor], *, dtype: str, device: str) -> Ar
 
     from headrace.kernels.triton.quantized import QuantizedWeight, row_width
 
-    bits, in_features = 8 if scheme.name == "int8" else 4, tensors[0].shape[1]
+    bits, in_features = 4 if scheme.name == "int4" else 8, tensors[0].shape[1]
+    is_fnuz = scheme.name == "fp8" and float8 == "e4m3fnuz"
     shape = sum(len(tensor.data) for tensor in tensors), row_width(in_features, bits, scheme.group)
-    codes = torch.empty(shape, dtype=torch.int8 if bits == 8 else torch.uint8, device=device)
+    codes = torch.empty(shape, dtype=torch.int8 if scheme.name == "int8" else torch.uint8, device=device)
     start = 0
     for tensor in tensors:
         data = tensor.data if bits == 8 else _nibbles(tensor.data, shape[1])
+        if is_fnuz:
+            data = np.where(data == _MINUS_ZERO, 0, data).astype(np.uint8)
         codes[start : start + len(data)].copy_(torch.from_numpy(np.require(data, requirements=("C", "W"))))
         start += len(data)
     scale_dtype = np.float16 if scheme.group else np.float32
     scales = _by_group([tensor.scales for tensor in tensors], scale_dtype).to(device)
+    if is_fnuz:
+        scales *= 2  # the same bits stand for half the value
     offsets = None
     if not scheme.is_symmetric:
         offsets = _by_group([tensor.offsets for tensor in tensors], scale_dtype).to(device)
@@ -60,6 +72,7 @@ def pack_linear(tensors: Sequence[HostTensor], *, dtype: str, device: str) -> Ar
         group=scheme.group,
         bits=bits,
         dtype=getattr(torch, dtype),
+        is_fnuz=is_fnuz,
     )
 
 
@@ -72,9 +85,9 @@ def _common_scheme(tensors: Sequence[HostTensor]) -> Scheme | None:
     group, in_features = first.group, first.shape[1]
     if any(tensor.group != group for tensor in tensors):
         return None
-    if first.dtype == "int8" and group == in_features:
-        return Scheme(name="int8")
-    if first.dtype not in SCHEMES or group < 16 or group & (group - 1):
+    if first.dtype in ("int8", "float8_e4m3fn") and group == in_features:
+        return Scheme(name=_SCHEME_OF[first.dtype])
+    if first.dtype not in ("int8", "int4") or group < 16 or group & (group - 1):
         return None
     is_symmetric = first.dtype == "int8" or all(map(_is_symmetric, tensors))
     return Scheme(name=first.dtype, group=group, is_symmetric=is_symmetric)

@@ -1,6 +1,7 @@
 """Triton's kernels as an op provider, beside the definitions that they share a memory layout with."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.ops import OpTable
@@ -27,7 +28,7 @@ def triton_provider(arch: str, *, interpreted: bool) -> tuple[OpProvider, Mappin
     ops: dict[str, Any] = {
         **kernels.table(),
         "new_kv_cache": OpTable.new_kv_cache,
-        "pack_linear": pack_linear,
+        "pack_linear": partial(pack_linear, float8=tuning.float8),
         "linear": _Linear(kernels),
         "pack_stacked": OpTable.pack_stacked,
         "absorb_keys": OpTable.absorb_keys,

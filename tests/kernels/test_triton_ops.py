@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,7 +20,7 @@ from headrace.core.ops import OpTable
 from headrace.core.ops.sampling import gumbel_noise
 from headrace.core.self_test import TOLERANCE, nmse
 from headrace.core.weights.dequantize import to_float32
-from headrace.core.weights.quantize import INT4, INT8, INT8_GROUPS, Scheme, quantize_rows
+from headrace.core.weights.quantize import CODES, FP8, INT4, INT8, INT8_GROUPS, Scheme, quantize_rows
 from headrace.core.weights.source import HostTensor
 from headrace.kernels.triton.ops import LAUNCHES, TritonOps
 from headrace.kernels.triton.quantized import QuantizedWeight
@@ -154,14 +155,16 @@ def test_all_tokens_may_choose_one_expert() -> None:
 
 
 # ---- quantized weights ----------------------------------------------------------------------------------------
-SCHEMES = {**INT4, "int8": INT8_GROUPS, "int8-channel": INT8}
+SCHEMES = {**INT4, "int8": INT8_GROUPS, "int8-channel": INT8, "fp8": FP8}
 
 
 def quantized(rows: int, columns: int, scheme: Scheme, seed: int) -> HostTensor:
     """A random weight as `--quantize` leaves it."""
     numbers = values(rows, columns, seed=seed).numpy() / columns**0.5 + np.float32(0.02)
     codes, scales, offsets = quantize_rows(numbers, scheme)
-    return HostTensor(name="weight", dtype=scheme.name, shape=codes.shape, data=codes, scales=scales, offsets=offsets)
+    return HostTensor(
+        name="weight", dtype=CODES[scheme.name], shape=codes.shape, data=codes, scales=scales, offsets=offsets
+    )
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -180,10 +183,45 @@ def test_products_and_rows_of_quantized_weights(dtype: str, name: str) -> None:
             bias = values(len(exact), seed=9) if num_tokens % 2 else None
             wider = values(num_tokens, exact.shape[1] + 3, dtype=dtype, seed=8)
             x = wider[:, 3:]  # rows apart, as a split leaves them
-            want = OpTable.linear(*wide(x, exact, bias)).to(x.dtype)
+            met = rounded(x, "int8") if name == "int8-channel" else x
+            want = OpTable.linear(*wide(met, exact, bias)).to(x.dtype)
             check(OPS.quantized_linear(x, weight, bias), want, dtype)
         picked = torch.tensor([len(exact) - 1, 0, 0], dtype=torch.int32)
         check(OPS.embedding(picked, weight), exact[picked.long()].to(DTYPES[dtype]), dtype)
+
+
+FLOAT8 = {"e4m3fn": (torch.float8_e4m3fn, 448.0), "e4m3fnuz": (torch.float8_e4m3fnuz, 240.0)}
+
+
+def rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """float64: x rounded row by row to 8 bits, by torch's own conversions."""
+    largest = x.float().abs().amax(-1, keepdim=True)
+    if kind == "int8":
+        scale = largest / 127
+        return (x.float() * torch.where(scale > 0, 127 / largest, 0)).round().double() * scale.double()
+    float8, top = FLOAT8[kind]
+    scaled = x.float() * torch.where(largest > 0, top / largest, 0)
+    return scaled.to(float8).double() * (largest / top).double()
+
+
+@pytest.mark.parametrize("kind", FLOAT8)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_in_float8(dtype: str, kind: str) -> None:
+    ops = TritonOps(replace(TINY, float8=kind), wide_dot=True)  # type: ignore[arg-type]
+    tensor = quantized(37, 70, FP8, seed=0)
+    weight = pack_linear([tensor], dtype=dtype, device="cpu", float8=kind)
+    assert isinstance(weight, QuantizedWeight) and ops.rounds(weight)
+    exact = torch.from_numpy(to_float32(tensor)).double()
+    held = weight.codes.view(FLOAT8[kind][0]).float() * weight.scales[0][:, None]
+    assert torch.equal(held.double(), exact), "the bits mean what torch says"
+    for num_tokens in (0, 1, 16, 17, 70):
+        bias = values(37, seed=9) if num_tokens % 2 else None
+        x = values(num_tokens, 70, dtype=dtype, seed=8)
+        x[:1] = 0
+        x[1:2] *= 1e-4
+        want = OpTable.linear(*wide(rounded(x, kind), exact, bias)).to(x.dtype)
+        check(ops.quantized_linear(x, weight, bias), want, dtype)
+    check(ops.embedding(torch.tensor([36, 0], dtype=torch.int32), weight), exact[[36, 0]].to(DTYPES[dtype]), dtype)
 
 
 def test_what_the_kernels_do_not_take_is_dense() -> None:

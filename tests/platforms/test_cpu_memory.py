@@ -50,7 +50,7 @@ def runner_of(llm: LLM) -> NativeRunner:
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-@pytest.mark.parametrize("quantize", ["none", "int8", "int8-channel", "int4", "int4-sym"])
+@pytest.mark.parametrize("quantize", ["none", "int8", "int8-channel", "fp8", "int4", "int4-sym"])
 def test_what_is_planned_is_what_is_allocated(folder: str, quantize: str, kv_dtype: str) -> None:
     options = {**OPTIONS, "quantize": quantize, "kv_dtype": kv_dtype}
     config = EngineConfig.from_options({**options, "model": folder})

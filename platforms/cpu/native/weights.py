@@ -40,7 +40,7 @@ def choose_layout(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: boo
     same; else dense numbers."""
     if len({(tensor.dtype, tensor.offsets is None) for tensor in tensors}) == 1:
         [first, *_] = tensors
-        if first.scales is not None:
+        if first.scales is not None and first.dtype in ("int8", "int4"):
             is_whole_row = first.dtype == "int8" and first.group == first.shape[1]
             group = 0 if is_whole_row else first.group
             scheme = Scheme(name=first.dtype, group=group, is_symmetric=_is_symmetric(tensors))

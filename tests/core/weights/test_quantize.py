@@ -12,6 +12,7 @@ from headrace.core.errors import WeightError
 from headrace.core.models.params import Param
 from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.quantize import (
+    FP8,
     INT4,
     INT8,
     INT8_GROUPS,
@@ -19,6 +20,7 @@ from headrace.core.weights.quantize import (
     packed_bytes,
     quantize_rows,
     scheme_of,
+    to_float8,
 )
 from headrace.core.weights.source import HostTensor, LoadedParam
 
@@ -174,3 +176,32 @@ def test_a_large_weight_is_quantized_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     assert tensor.offsets is not None
     for ours, expected in zip((tensor.data, tensor.scales, tensor.offsets), whole, strict=True):
         np.testing.assert_array_equal(ours, expected)
+
+
+def test_float8_is_what_torch_makes_of_it() -> None:
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    halves = (np.arange(1, 2048) / 2048).astype(np.float32)  # among them all that lie between two of the smallest
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    middles = (every[:126] + every[1:127]) / 2
+    spread = rng.standard_normal(4096) * np.exp(rng.uniform(-8, 4, 4096))
+    x = np.concatenate([halves, middles, -middles, np.float32([0, 448, -448]), np.clip(spread, -448, 448)])
+    x = x.astype(np.float32)
+    want = torch.from_numpy(x).to(torch.float8_e4m3fn)
+    assert np.array_equal(to_float32(_float8(to_float8(x))), want.float().numpy())
+
+
+def _float8(codes: npt.NDArray[np.uint8]) -> HostTensor:
+    return HostTensor(name="", dtype="float8_e4m3fn", shape=codes.shape, data=codes)
+
+
+def test_fp8_has_a_scale_for_each_output() -> None:
+    values = _weight()
+    values[3] = 0
+    tensor = _quantized(values, "fp8")
+    assert tensor.dtype == "float8_e4m3fn" and tensor.scales is not None and tensor.scales.shape == (64, 1)
+    got = to_float32(tensor)
+    assert np.array_equal(got[3], values[3])
+    assert np.abs(got - values).max(1) == pytest.approx(np.zeros(64), abs=float(np.abs(values).max() / 28))
+    assert (np.abs(got - values) <= np.abs(values) / 16 + np.abs(values).max(1, keepdims=True) * 2**-18).all()
+    assert packed_bytes(tensor.shape, FP8) == tensor.data.nbytes + tensor.scales.nbytes

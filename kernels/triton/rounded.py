@@ -1,0 +1,111 @@
+"""Products of 8-bit activations with 8-bit weights (w8a8): integers or float8, one scale a row and one an output.
+
+Activations are rounded row by row just before; the matrix units multiply 8 bits with 8 and add up in int32 or
+float32. Float8 comes in two forms: e4m3fn, and AMD's e4m3fnuz, whose exponents are one lower and which has no minus
+zero.
+"""
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def round_rows_kernel(
+    x_ptr,
+    code_ptr,
+    scale_ptr,
+    stride_row,
+    IN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    FNUZ: tl.constexpr,
+):
+    """code[i] * scale[i] is x[i] rounded to int8, or to the bits of float8, nearest even."""
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, BLOCK)
+    mask = col < IN
+    x = tl.load(x_ptr + row * stride_row + col, mask=mask, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(x), 0)
+    top: tl.constexpr = (240.0 if FNUZ else 448.0) if FLOAT8 else 127.0
+    scaled = x * (top / tl.maximum(largest, 1e-30))
+    if FLOAT8:
+        codes = _float8_bits(scaled, FNUZ).to(tl.uint8)
+    else:
+        codes = _round(scaled).to(tl.int8)
+    tl.store(code_ptr + row * IN + col, codes, mask=mask)
+    tl.store(scale_ptr + row, largest / top)
+
+
+@triton.jit
+def rounded_linear_kernel(
+    x_ptr,
+    x_scale_ptr,
+    code_ptr,
+    scale_ptr,
+    bias_ptr,
+    out_ptr,
+    num_rows,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    FNUZ: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WIDE_DOT: tl.constexpr,
+):
+    """out[i] = (x[i] * x_scale[i]) @ (weight * scale).T + bias. x: codes [num_rows, IN]; weight: codes [OUT, IN]."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    col = (tl.program_id(1) * COLS + tl.arange(0, COLS)).to(tl.int64)
+    is_row = row < num_rows
+    is_col = col < OUT
+    total = tl.zeros([ROWS, COLS], tl.float32 if FLOAT8 else tl.int32)
+    for start in range(0, IN, DEPTH):
+        k = start + tl.arange(0, DEPTH)
+        is_k = k < IN
+        x = tl.load(x_ptr + row[:, None] * IN + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0)
+        w = tl.load(code_ptr + col[None, :] * IN + k[:, None], mask=is_k[:, None] & is_col[None, :], other=0)
+        if FLOAT8 and WIDE_DOT:
+            total = tl.dot(float8_values(x, FNUZ), float8_values(w, FNUZ), total, input_precision="ieee")
+        elif FLOAT8 and FNUZ:
+            total = tl.dot(x.to(tl.float8e4b8, bitcast=True), w.to(tl.float8e4b8, bitcast=True), total)
+        elif FLOAT8:
+            total = tl.dot(x.to(tl.float8e4nv, bitcast=True), w.to(tl.float8e4nv, bitcast=True), total)
+        else:
+            total = tl.dot(x, w, total, out_dtype=tl.int32)
+    out = total.to(tl.float32) * tl.load(x_scale_ptr + row, mask=is_row, other=0.0)[:, None]
+    out *= tl.load(scale_ptr + col, mask=is_col, other=0.0)[None, :]
+    if BIAS:
+        out += tl.load(bias_ptr + col, mask=is_col, other=0.0)[None, :]
+    place = row[:, None] * OUT + col[None, :]
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_col[None, :])
+
+
+@triton.jit
+def float8_values(bits, FNUZ: tl.constexpr):
+    """What the bits of float8 stand for, float32, by whole-number arithmetic that every GPU has: the seven bits
+    behind the sign are those of a float16 whose exponent is 8 (7 for fnuz) too low."""
+    bits = bits.to(tl.uint16)
+    half = ((bits & 128) << 8) | ((bits & 127) << 7)
+    return half.to(tl.float16, bitcast=True).to(tl.float32) * (128.0 if FNUZ else 256.0)
+
+
+@triton.jit
+def _float8_bits(x, FNUZ: tl.constexpr):
+    """The bits of the float8 nearest to x, which is no larger than the largest; int32."""
+    lowest: tl.constexpr = 0.0078125 if FNUZ else 0.015625  # below it, steps stay as they are there
+    size = tl.abs(x)
+    words = size.to(tl.int32, bitcast=True)
+    words = (words + 0x7FFFF + ((words >> 20) & 1)) >> 20  # three bits of mantissa
+    normal = words - ((119 if FNUZ else 120) << 3)
+    small = _round(size * (8.0 / lowest)).to(tl.int32)
+    code = tl.where(size < lowest, small, normal)
+    return tl.where((x < 0.0) & (code > 0), code | 128, code)
+
+
+@triton.jit
+def _round(x):
+    """The nearest whole number of one below 2^22, halves to even."""
+    return (x + 12582912.0) - 12582912.0
