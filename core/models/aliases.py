@@ -20,6 +20,18 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "glm4",
         {**_GLM4V, "attention_bias": False, "max_position_embeddings": 131072, "num_key_value_heads": 8},
     ),
+    "granite_docling_text": (
+        "granite",
+        {
+            "num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True, "embedding_multiplier": 12.0, "logits_scaling": 4.0,
+            "residual_multiplier": 0.263, "attention_multiplier": 0.015625,
+        },
+    ),
+    "iquestcoder": (
+        "llama",
+        {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
+    ),
     "paddleocr_vl_text": (
         "llama",
         {
@@ -31,6 +43,17 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2_5_vl_text": ("qwen2", _QWEN2_VL),
     "qwen2_vl_text": ("qwen2", _QWEN2_VL),
     "qwen3_omni_moe_text": ("qwen3_moe", {"norm_topk_prob": True, "rope_theta": 1000000.0}),
+    "sarvam_mla": (
+        "deepseek_v3",
+        {"n_routed_experts": 128, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    ),
+    "solar_open": (
+        "glm4_moe",
+        {
+            "intermediate_size": 1280, "moe_intermediate_size": 1280, "first_k_dense_replace": 0, "head_dim": 128,
+            "partial_rotary_factor": 1.0, "rope_theta": 1000000.0,
+        },
+    ),
     "qwen3_vl_text": ("qwen3", {"max_position_embeddings": 128000, "rope_theta": 500000.0}),
 }  # fmt: skip
 """model_type -> (family, what its config class assumes where a file does not say)."""

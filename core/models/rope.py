@@ -43,7 +43,7 @@ def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
         lists = (scaling.short_factor, scaling.long_factor)[: num_rope_variants(rope)]
         rows = [np.divide(plain, factors, dtype=np.float32) for factors in lists]
         factor = _longrope_attention_factor(scaling)
-    inv_freq = np.stack(rows).astype(np.float32)
+    inv_freq = np.stack(rows).astype(np.float32) * np.float32(-1 if rope.backwards else 1)
     return inv_freq, np.full(len(rows), factor, dtype=np.float32)
 
 

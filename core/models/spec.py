@@ -52,6 +52,8 @@ class RopeSpec:
 
     rotary_dim: int
     theta: float = 10000.0
+    backwards: bool = False
+    """turn the other way (nanochat)"""
     interleaved: bool = False
     """pairs (x0, x1), (x2, x3), ... instead of (x0, x[d/2]), (x1, x[d/2 + 1]), ..."""
     scaling: RopeScaling | None = None

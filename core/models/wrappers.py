@@ -13,6 +13,7 @@ _LLAVA = "vision_tower|multi_modal_projector"
 _IDEFICS = "vision_model|connector"
 _QWEN = "visual|audio_tower|talker|token2wav|code2wav"
 WRAPPERS: Mapping[str, tuple[str, str]] = {
+    "aria": ("aria_text", _LLAVA),
     "aya_vision": ("cohere2", _LLAVA),
     "cohere2_vision": ("cohere2", _LLAVA),
     "deepseek_vl": ("llama", "vision_model|aligner"),
@@ -26,7 +27,9 @@ WRAPPERS: Mapping[str, tuple[str, str]] = {
     "glm4v_moe": ("glm4v_moe_text", "visual"),
     "glm_ocr": ("glm_ocr_text", "visual"),
     "got_ocr2": ("qwen2", _LLAVA),
+    "granite_docling": ("granite_docling_text", _IDEFICS),
     "granite_speech": ("granite", "encoder|projector"),
+    "hyperclovax_vision_v2": ("hyperclovax", "vision_model|(vision_|mm_)?projector"),
     "idefics2": ("mistral", _IDEFICS),
     "idefics3": ("llama", _IDEFICS),
     "internvl": ("qwen2", _LLAVA),

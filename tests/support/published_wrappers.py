@@ -97,6 +97,11 @@ PUBLISHED_WRAPPERS: Mapping[str, Config] = {
         "model_type": "gemma4_unified",
         "text_config": {"model_type": "gemma4_unified_text", "num_hidden_layers": 48, "attention_k_eq_v": True},
     },
+    "granite_docling_258m_text": {
+        "model_type": "granite_docling",
+        "text_config": _text("granite_docling_text", (133800, 1024, 2048, 28, 16, 4, 32768), rms_norm_eps=1e-05),
+        "tie_word_embeddings": True,
+    },
     "llava_1_5_7b": {
         "model_type": "llava",
         "text_config": {

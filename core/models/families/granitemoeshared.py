@@ -2,19 +2,19 @@
 
 import dataclasses
 
+from ...weights.names import Stored
 from ..config import HFConfig
 from ..llama_like import replace_layers
 from ..name_tables import llama_names
 from ..spec import MlpSpec, ModelSpec
 from . import granitemoe
 
-WEIGHTS = llama_names(
-    {
-        **granitemoe.EXPERTS,
-        "mlp.shared.gate_up_proj": "shared_mlp.input_linear",
-        "mlp.shared.down_proj": "shared_mlp.output_linear",
-    }
-)
+NAMES: dict[str, str | Stored] = {
+    **granitemoe.EXPERTS,
+    "mlp.shared.gate_up_proj": "shared_mlp.input_linear",
+    "mlp.shared.down_proj": "shared_mlp.output_linear",
+}
+WEIGHTS = llama_names(NAMES)
 
 
 def to_spec(config: HFConfig) -> ModelSpec:

@@ -37,12 +37,15 @@ from published_foundation import (
 from published_foundation import LONG as _LONG
 from published_foundation import PUBLISHED_FOUNDATION as foundation
 from published_foundation import SHORT as _SHORT
+from published_recent import PUBLISHED_RECENT as recent
 from published_recurrent import PUBLISHED_RECURRENT as recurrent
 from published_seq2seq import PUBLISHED_SEQ2SEQ as seq2seq
 from published_seq2seq import SEQ2SEQ_SIZES
 from published_wrappers import PUBLISHED_WRAPPERS as wrappers
 
-PUBLISHED: Mapping[str, Mapping[str, Any]] = {**foundation, **encoders, **decoders, **recurrent, **seq2seq}
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    **foundation, **encoders, **decoders, **recent, **recurrent, **seq2seq
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
