@@ -48,6 +48,7 @@ class ModelConfig:
         choices=("auto", "dummy"),
     )
     allow_pickle: bool = option(False, "read .bin checkpoints (pickle, weights only)", cli=True)
+    trust_remote_code: bool = option(False, "run code that a model's folder brings, with all our rights")
     offline: bool = option(False, "never ask the hub or a package index", cli=True)
     pooling: str = option(
         "auto",

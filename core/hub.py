@@ -216,6 +216,8 @@ def _download(
     )
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     wanted = _choose(repo, sizes, with_weights=with_weights, allow_pickle=config.allow_pickle)
+    if config.trust_remote_code:
+        wanted += [name for name in sizes if name.endswith(".py") and "/" not in name]
     weight_bytes = sum(sizes[name] for name in wanted if name.endswith((".safetensors", ".bin")))
     if memory_bytes is not None and weight_bytes > memory_bytes:
         raise CapacityError(

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,20 @@ from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig
 from ..devices import open_device
 from ..errors import CapacityError, ModelError, RequestError
-from ..hub import resolve_config, resolve_model, resolve_tokenizer
+from ..hub import LocalModel, resolve_config, resolve_model, resolve_tokenizer
 from ..kv.block_manager import BlockManager
 from ..kv.groups import kv_groups
 from ..models.config import HFConfig, read_config
 from ..models.declare import declare_params
 from ..models.gguf_config import config_from_gguf, gguf_names
-from ..models.heads import computes_in_one_step, with_asked_pooler, with_default_pooler, with_head_names
-from ..models.registry import family_of, read_spec
+from ..models.heads import (
+    computes_in_one_step,
+    is_classifier,
+    with_asked_pooler,
+    with_default_pooler,
+    with_head_names,
+)
+from ..models.registry import family_of, is_foreign, read_spec, unknown_family
 from ..models.rope import rope_rows
 from ..models.sentence import SentencePrompts, dense_folders, read_prompts, with_sentence_modules
 from ..models.spec import ModelSpec
@@ -37,6 +44,7 @@ from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..units import format_bytes
 from ..vision.images import ImageLimits
 from ..vision.processor import ImageReader
+from ..weights.decoded import DecodedSource
 from ..weights.dummy import DummyParams
 from ..weights.gguf import GGUFSource
 from ..weights.joined import JoinedSource
@@ -52,6 +60,7 @@ from .resolve import (
     Capacity,
     Choice,
     PackedBytes,
+    foreign_gaps,
     image_bytes,
     param_bytes,
     quantization_gaps,
@@ -133,6 +142,8 @@ def describe_model(config: EngineConfig, report: Report, *, with_images: bool = 
             gguf=source,
         )
     hf_config = read_config(files.path)
+    if is_foreign(hf_config):
+        return _describe_foreign(config, files, hf_config)
     spec = with_default_pooler(read_spec(hf_config, with_images=with_images), hf_config)
     spec = with_sentence_modules(spec, files.path)
     spec = with_asked_pooler(spec, config.model.pooling)
@@ -144,6 +155,20 @@ def describe_model(config: EngineConfig, report: Report, *, with_images: bool = 
         names=with_head_names(family_of(hf_config, with_images=with_images).weights, spec),
         gguf=None,
         prompts=read_prompts(files.path),
+    )
+
+
+def _describe_foreign(config: EngineConfig, files: LocalModel, hf_config: HFConfig) -> Model:
+    """A model of no family, if transformers' own code can serve it. Raises ModelError."""
+    if find_spec("torch") is None:
+        raise unknown_family(hf_config.model_type, "its own code in transformers needs torch: headrace[torch]")
+    if config.model.quantize != "none" or config.model.pooling != "auto" or is_classifier(hf_config):
+        raise unknown_family(hf_config.model_type, "as it is, without --quantize, it can only generate text")
+    from ..foreign.module import read_foreign_spec
+
+    spec = read_foreign_spec(hf_config, files.path, trust_remote_code=config.model.trust_remote_code)
+    return Model(
+        name=files.name, path=files.path, config=hf_config, spec=spec, names=NameTable(entries={}), gguf=None
     )
 
 
@@ -211,7 +236,11 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         plugins = load_plugins()
         device = open_device(config, plugins)
         cleanup.callback(device.close)
-        gaps = [*resolve_gaps(device, model.spec), *quantization_gaps(model.spec, config.model.quantize, device.caps)]
+        gaps = [
+            *resolve_gaps(device, model.spec),
+            *foreign_gaps(model.spec, device.tp_size),
+            *quantization_gaps(model.spec, config.model.quantize, device.caps),
+        ]
         if any(gap.feature == "images" for gap in gaps):
             model = describe_model(config, report, with_images=False)
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
@@ -372,6 +401,9 @@ def load_params(
     quantizer: Quantizer | None,
 ) -> None:
     """Give the model's weights, or random ones, quantized if that is asked for, to `load`."""
+    if model.spec.foreign is not None:
+        _load_foreign(config, model, dtype, load)
+        return
     params, quantization = declare_params(model.spec), config.model.quantize
 
     def load_quantized(source: ParamSource) -> None:
@@ -382,6 +414,9 @@ def load_params(
         return
     pickle = config.model.allow_pickle
     source: WeightSource = model.gguf or open_weights(model.path, allow_pickle=pickle)
+    if quantization_config := model.config.quantization():
+        keep_codes = config.model.dtype == "auto" or quantization != "none"
+        source = DecodedSource(source, quantization_config, keep_codes=keep_codes)
     if folders := dense_folders(model.spec):
         parts = {f"{name}.": open_weights(model.path / name, allow_pickle=pickle) for name in folders}
         source = JoinedSource({"": source, **parts})
@@ -389,6 +424,16 @@ def load_params(
         load_quantized(CheckpointParams(params, source, model.names))
     finally:
         source.close()
+
+
+def _load_foreign(config: EngineConfig, model: Model, dtype: str, load: Callable[[ParamSource], None]) -> None:
+    """Give the module of a model of no family to `load`."""
+    from ..foreign.module import ForeignParams
+
+    assert model.spec.foreign is not None
+    seed = config.scheduler.seed if config.model.load_format == "dummy" else None
+    pickle = config.model.allow_pickle
+    load(ForeignParams(model.spec.foreign, model.path, dtype=dtype, seed=seed, allow_pickle=pickle))
 
 
 def _processors(plugins: Plugins) -> ProcessorFactories:

@@ -78,6 +78,19 @@ def resolve_gaps(device: Device, spec: ModelSpec) -> list[Gap]:
     return gaps
 
 
+def foreign_gaps(spec: ModelSpec, tp_size: int) -> list[Gap]:
+    """What a model of no family goes without. Raises Unsupported over several devices."""
+    if spec.foreign is None:
+        return []
+    if tp_size > 1:
+        raise Unsupported(
+            f"{spec.model_type} is of no family, and transformers' own code is not cut over {tp_size} devices",
+            remedies=["--tensor-parallel-size 1", "take a model of a family in docs/models.md"],
+        )
+    reason = f"{spec.model_type} runs transformers' own code with paged attention; it is not one of the families"
+    return [Gap(feature="foreign_code", reason=reason, effect="slow", remedy="a model of a family in docs/models.md")]
+
+
 PackedBytes = Callable[[tuple[int, ...], str | Scheme], int]
 """Device.packed_bytes."""
 

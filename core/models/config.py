@@ -68,6 +68,10 @@ class HFConfig:
         value = self.get("dtype") or self.get("torch_dtype") or "float32"
         return str(value).removeprefix("torch.")
 
+    def quantization(self) -> Mapping[str, Any]:
+        """How the checkpoint's weights were quantized; empty if they were not. Raises ModelError."""
+        return self.mapping("quantization_config") or self.mapping("compression_config")
+
     def integer(self, name: str, default: Any = _REQUIRED, *, null: Any = _REQUIRED) -> int:
         """An integer of at least 0. Raises ModelError."""
         value = self._value(name, default, null)

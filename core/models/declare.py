@@ -32,6 +32,8 @@ from .spec import (
 
 def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
     """Every parameter of a model. A tied model has no lm_head.weight: embed_tokens.weight serves as both."""
+    if spec.foreign is not None:
+        return spec.foreign.params
     params = tuple(_encoder(spec) if spec.kind == "encoder" else _decoder(spec))
     if spec.encoder is not None:
         params += tuple(_prefixed(param, "encoder.") for param in _encoder(spec.encoder))

@@ -12,6 +12,7 @@ FEATURES: Mapping[str, str] = {
     "relative_bias": "attention with a learned bias by distance (T5)",
     "cross_attention": "attention of a decoder to what an encoder made of another input",
     "states": "recurrences over positions, which keep states instead of keys and values",
+    "foreign_code": "models of no family here, which transformers' own code computes",
     "images": "an encoder of images, whose output stands in prompts",
     "rope_variants": "rotary tables with rows for short and for long requests (LongRoPE, dynamic)",
 }
@@ -27,6 +28,7 @@ def model_needs(spec: ModelSpec) -> list[Need]:
         "relative_bias": spec.num_relative_buckets > 0 and spec.kind != "encoder",
         "cross_attention": spec.kind == "encoder_decoder",
         "states": any(layer.mixer is not None for layer in spec.layers),
+        "foreign_code": spec.foreign is not None,
         "rope_variants": rope_rows(spec).num_rows > 1,
     }
     why = f"this {spec.model_type} model"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import ModelError
 from ..suggest import did_you_mean
+from ..weights.decoded import check_quantization
 from ..weights.names import NameTable
 from . import families
 from .aliases import ALIASES
@@ -27,13 +28,8 @@ class Family:
 
     def to_spec(self, config: HFConfig) -> ModelSpec:
         """The model that a config describes. Raises ModelError for what this family cannot serve."""
-        quantization = config.get("quantization_config") or config.get("compression_config")
-        if quantization:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-            raise ModelError(
-                f"{config.file} describes weights quantized by {method!r}; only plain and GGUF weights are read",
-                remedies=["take the unquantized model", "take a .gguf file of the model"],
-            )
+        if quantization := config.quantization():
+            check_quantization(quantization, config.file)
         return self.translate(config)
 
 
@@ -47,12 +43,8 @@ def family_names() -> tuple[str, ...]:
 def find_family(model_type: str) -> Family:
     """The family of a model_type. Raises ModelError that lists near names and all families."""
     name = model_type.replace("-", "_")
-    known = family_names()
-    if name not in known:
-        raise ModelError(
-            f"model_type {model_type!r} is not served{did_you_mean(name, [*known, *WRAPPERS])}",
-            remedies=[f"take a model of one of these types: {', '.join(known)}"],
-        )
+    if name not in family_names():
+        raise unknown_family(model_type)
     file, defaults = ALIASES.get(name, (name, {}))
     module = importlib.import_module(f"{families.__name__}.{file}")
 
@@ -82,6 +74,22 @@ def family_of(config: HFConfig, *, with_images: bool = True) -> Family:
         name=family.name,
         translate=lambda config: add_images(config, family.to_spec(_causal(config))),
         weights=vision_names(config, text_names(family.weights, config.model_type, is_alone=False)),
+    )
+
+
+def is_foreign(config: HFConfig) -> bool:
+    """True if the model is of no family, and none that is known has one of a family inside."""
+    name = config.model_type.replace("-", "_")
+    return name not in family_names() and name not in WRAPPERS and not config.get("text_config")
+
+
+def unknown_family(model_type: str, why: str = "") -> ModelError:
+    """The error for a model_type without a file, and why nothing else serves it either."""
+    known = family_names()
+    meant = did_you_mean(model_type.replace("-", "_"), [*known, *WRAPPERS])
+    return ModelError(
+        f"model_type {model_type!r} is not served{meant}" + (f"; {why}" if why else ""),
+        remedies=[f"take a model of one of these types: {', '.join(known)}"],
     )
 
 

@@ -7,6 +7,8 @@ means "as in Llama".
 from dataclasses import dataclass
 from typing import Literal
 
+from .params import Param
+
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid"]
 RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
 NormOver = Literal["head", "heads", "all"]
@@ -404,6 +406,20 @@ class VisionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSpec:
+    """A model that transformers' own modelling code computes, with our attention: it is of no family here."""
+
+    attention: tuple[str, ...]
+    """modules of its layers' attention"""
+    params: tuple[Param, ...]
+    """named as transformers names them; matrices, however many dimensions theirs have"""
+    keeps_logits: bool = False
+    """its forward pass can be told which tokens' logits to compute"""
+    trust_remote_code: bool = False
+    """its code is part of its folder"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A whole model."""
 
@@ -460,6 +476,8 @@ class ModelSpec:
     """dtype of the checkpoint as its config names it"""
     pooler: PoolerSpec | None = None
     """makes vectors, and then there is no lm_head and no token"""
+    foreign: ForeignSpec | None = None
+    """of a model of no family; layers then say what is cached, and nothing else"""
 
     @property
     def num_layers(self) -> int:

@@ -73,7 +73,11 @@ class TorchDevice(Device):
         return RankedRunner(config, self)
 
     def own_runner(self, config: RunnerConfig) -> "TorchRunner":
-        """The runner of this process."""
+        """The runner of this process; of a model of no family, one over its own code."""
+        if config.spec.foreign is not None:
+            from ..foreign.runner import ForeignRunner
+
+            return ForeignRunner(config, self)
         return TorchRunner(config, self)
 
     def collective(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:

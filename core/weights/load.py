@@ -88,7 +88,10 @@ class CheckpointParams:
                 zeros = np.zeros(piece.shape, np.float32)
                 tensors.append(HostTensor(name=piece.stored.name, dtype="float32", shape=piece.shape, data=zeros))
                 continue
-            tensor = _rearrange(self._source.read(piece.info.name), piece.stored, item.param)
+            tensor = self._source.read(piece.info.name)
+            if tensor.scales is not None and not _is_in_place(piece.stored, item.param):
+                tensor = replace(tensor, dtype="float32", data=to_float32(tensor), scales=None, offsets=None)
+            tensor = _rearrange(tensor, piece.stored, item.param)
             if item.param.plus_one and not self._adds_one:
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor) + np.float32(1.0))
             if piece.stored.scaled_by:
@@ -107,6 +110,13 @@ def compute_constant(param: Param) -> HostTensor:
     data = np.ascontiguousarray(param.compute(), dtype=np.float32)
     assert data.shape == param.shape, f"{param.name} computes {data.shape}, declares {param.shape}"
     return HostTensor(name=param.name, dtype="float32", shape=param.shape, data=data)
+
+
+def _is_in_place(stored: Stored, param: Param) -> bool:
+    """True if a stored tensor is the parameter as it stands."""
+    return stored == Stored(name=stored.name, also=stored.also, copies=stored.copies) and not (
+        param.plus_one or param.unit_rows
+    )
 
 
 def _with_unit_rows(tensor: HostTensor) -> HostTensor:

@@ -81,8 +81,9 @@ class GaudiDevice(TorchDevice):
             capture="graph",
             bucketed=True,
             shared_memory=bridge is None,
-            # The definitions behind recurrences read values on the host, which cannot be recorded.
-            features=frozenset(FEATURES) - {"states"},
+            # The definitions behind recurrences read values on the host, which cannot be recorded;
+            # nor can foreign code.
+            features=frozenset(FEATURES) - {"states", "foreign_code"},
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self.bridge = bridge

@@ -12,7 +12,7 @@ from headrace.core.devices import EMULATED, rank_devices
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform, RunnerConfig
-from headrace.core.runner.torch import TorchDevice
+from headrace.core.runner.torch import TorchDevice, TorchRunner
 from headrace.core.weights.quantize import Scheme
 
 from ..cpu.memory import host_memory
@@ -101,8 +101,10 @@ class GpuDevice(TorchDevice):
         self.collectives = "gloo" if self.is_emulated else vendor.collectives
         self._provider, self._about = triton_provider(info.arch, interpreted=self.is_emulated)
 
-    def own_runner(self, config: RunnerConfig) -> GpuRunner:
-        """A runner that records decodes."""
+    def own_runner(self, config: RunnerConfig) -> TorchRunner:
+        """A runner that records decodes; foreign code is not recorded."""
+        if config.spec.foreign is not None:
+            return super().own_runner(config)
         return GpuRunner(config, self, None if self.is_emulated else self.module)
 
     def providers(self) -> Sequence[OpProvider]:

@@ -28,7 +28,7 @@ _ROPE = {
 
 
 def to_spec(config: HFConfig) -> ModelSpec:
-    """Weights in MXFP4 are refused as any quantized checkpoint is; these are the dequantized ones."""
+    """Experts in MXFP4 become dense while they are read (weights/formats/mxfp4.py)."""
     config = config.with_defaults(
         num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, hidden_act="silu", sliding_window=128,
         num_local_experts=128, num_experts_per_tok=4, rope_parameters=_ROPE,

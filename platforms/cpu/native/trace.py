@@ -102,6 +102,8 @@ class UntraceableOp(Exception):
 
 def trace_decoder(spec: ModelSpec, dtype: str, group_of_layer: Sequence[int]) -> Trace:
     """Trace decoder and logits of a spec whose activations have `dtype`. Raises UntraceableOp."""
+    if spec.foreign is not None:
+        raise UntraceableOp("transformers' own code computes it")
     if spec.kind == "encoder_decoder":
         raise UntraceableOp("native programs have no encoder beside the decoder")
     if spec.kind != "decoder" or spec.pooler is not None:

@@ -11,7 +11,7 @@ from headrace.core.models.declare import declare_params, distinct_ropes, rope_nu
 from headrace.core.models.needs import FEATURES, model_needs
 from headrace.core.models.params import Param
 from headrace.core.models.registry import family_names, read_spec
-from headrace.core.models.spec import ModelSpec
+from headrace.core.models.spec import ForeignSpec, ModelSpec
 
 SIZES = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -109,7 +109,9 @@ def test_needs_are_what_a_device_may_lack() -> None:
     t5 = {need.feature for need in model_needs(tiny("t5"))}
     assert t5 == {"relative_bias", "cross_attention"}
     assert [need.feature for need in model_needs(tiny("mamba"))] == ["states"]
-    assert asked | t5 | {"states"} | {need.feature for need in needs} == set(FEATURES)
+    foreign = dataclasses.replace(tiny("llama"), foreign=ForeignSpec(attention=(), params=()))
+    assert [need.feature for need in model_needs(foreign)] == ["foreign_code"]
+    assert asked | t5 | {"states", "foreign_code", "images"} | {need.feature for need in needs} == set(FEATURES)
 
 
 def tiny(model_type: str, **changes: object) -> ModelSpec:

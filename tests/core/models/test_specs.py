@@ -206,7 +206,7 @@ def test_gpt2_xl() -> None:
         (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "llama3"}}, "rope parameters of config.json lacks .* 'factor'"),
         (LLAMA_3_1_8B, {"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor .* must be above 0"),
         (LLAMA_3_1_8B, {"rope_scaling": 3}, "rope_scaling in config.json must be an object"),
-        (LLAMA_3_1_8B, {"quantization_config": {"quant_method": "gptq"}}, "quantized by 'gptq'"),
+        (LLAMA_3_1_8B, {"quantization_config": {"quant_method": "aqlm"}}, "quantized by 'aqlm'"),
         (QWEN3_8B, {"layer_types": ["full_attention"]}, "36 layers, but layer_types names 1"),
         (QWEN3_8B, {"layer_types": ["linear_attention"] * 36}, "'linear_attention'; known are full_attention"),
         (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "short_factor .* must be a list of 32 numbers"),
