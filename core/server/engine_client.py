@@ -13,7 +13,7 @@ from ..stages import EncoderInput
 from .admission import Admission
 from .api_errors import ApiError, ClientGone
 from .engine_link import EngineLink
-from .frames import Abort, Add, Failed, Output, Ready, Stats, StepFrame, StepTrace, ToFront, Watch
+from .frames import Abort, Add, Failed, ImageFrame, Output, Ready, Stats, StepFrame, StepTrace, ToFront, Watch
 from .generation import Completion, Generation
 from .metrics import Metrics
 from .quarantine import Quarantine
@@ -169,6 +169,7 @@ class EngineClient:
                 pooling=completion.is_pooling,
                 token_types=completion.token_types,
                 **_encoder_fields(completion.encoder),
+                images=[ImageFrame.of(image) for image in completion.images],
             )
         )
 

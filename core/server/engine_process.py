@@ -218,6 +218,7 @@ def _ready(built: Built) -> Ready:
         eos_token_ids=list(built.defaults.eos_token_ids),
         logits_processors=sorted(built.engine.processors),
         sampling_params=params_to_wire(built.defaults.sampling_params),
+        reads_images=built.model.spec.vision is not None,
     )
 
 
@@ -242,6 +243,7 @@ def _add(built: Built, command: Add) -> Output | None:
             deltas=True,
             output_token_ids=command.output_token_ids,
             encoder=_encoder(command),
+            images=[frame.image() for frame in command.images],
         )
     except RequestError as error:
         return Output(

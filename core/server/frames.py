@@ -6,13 +6,14 @@ front --Start, Add, Abort, Watch, Stop--> engine process --Ready or Failed, then
 import dataclasses
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import msgspec
+import numpy as np
 
 from ..errors import RequestError
 from ..sampling.params import SamplingParams
-from ..stages import FinishReason
+from ..stages import FinishReason, ImageInput
 
 HEADER = struct.Struct("<I")
 """Number of bytes that follow."""
@@ -24,6 +25,27 @@ class Start(msgspec.Struct, array_like=True, tag="start", frozen=True):
     """Build the engine from these options (flat names)."""
 
     options: dict[str, Any]
+
+
+class ImageFrame(msgspec.Struct, array_like=True, frozen=True):
+    """One image of a prompt, as ImageInput has it."""
+
+    patches: bytes
+    """float32, num_features for each of grid[0] * grid[1] patches"""
+    grid: tuple[int, int]
+    places: bytes
+    """int32"""
+
+    @classmethod
+    def of(cls, image: ImageInput) -> Self:
+        """An image on its way."""
+        return cls(patches=image.patches.tobytes(), grid=image.grid, places=image.places.tobytes())
+
+    def image(self) -> ImageInput:
+        """The image again."""
+        height, width = self.grid
+        patches = np.frombuffer(self.patches, np.float32).reshape(height * width, -1)
+        return ImageInput(patches=patches, grid=self.grid, places=np.frombuffer(self.places, np.int32))
 
 
 class Add(msgspec.Struct, array_like=True, tag="add", frozen=True):
@@ -45,6 +67,7 @@ class Add(msgspec.Struct, array_like=True, tag="add", frozen=True):
     encoder_features: bytes = b""
     """float32 frames, of num_features numbers each"""
     num_features: int = 0
+    images: list[ImageFrame] = []
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
@@ -78,6 +101,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True):
     logits_processors: list[str]
     sampling_params: dict[str, Any]
     """what the checkpoint says about generation, where a request says nothing"""
+    reads_images: bool = False
 
 
 class Failed(msgspec.Struct, array_like=True, tag="failed", frozen=True):

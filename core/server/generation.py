@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..stages import EncoderInput
+from ..stages import EncoderInput, ImageInput
 from .api_errors import ApiError, ClientGone
 from .frames import Output, merge
 
@@ -21,6 +21,7 @@ class Completion:
         "company",
         "encoder",
         "generation",
+        "images",
         "index",
         "is_finished",
         "is_pooling",
@@ -47,10 +48,12 @@ class Completion:
         is_pooling: bool = False,
         token_types: list[int] | None = None,
         encoder: EncoderInput | None = None,
+        images: Sequence[ImageInput] = (),
     ) -> None:
         """is_pooling: a vector is asked for; token_types: of a pair of texts; encoder: the other input of an
-        encoder-decoder model."""
+        encoder-decoder model; images: of the prompt."""
         self.encoder = encoder
+        self.images = images
         self.generation = generation
         self.index = index
         self.request_id = f"{generation.id}/{index}"

@@ -7,9 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..config import ServerConfig
 from ..errors import HeadraceError, ModelError, RequestError
+from ..stages import ImageInput
 from ..text.chat import ChatTemplate
 from ..text.tokenizer import Tokenizer
+from ..vision.images import ImageLimits
+from ..vision.processor import ImageReader
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +27,12 @@ _NUM_THREADS = 2
 class Prompts:
     """Owns tokenizer and chat template of the model that is served."""
 
-    def __init__(self, tokenizer: Tokenizer | None, chat_template: str, model_name: str) -> None:
-        """chat_template: path of a file, "" for the model's own. Raises ModelError."""
+    def __init__(
+        self, tokenizer: Tokenizer | None, chat_template: str, model_name: str, images: ImageReader | None = None
+    ) -> None:
+        """chat_template: path of a file, "" for the model's own. images: of a model that reads them. Raises
+        ModelError."""
+        self._images = images
         self._tokenizer = tokenizer
         self._model_name = model_name
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
@@ -75,8 +83,19 @@ class Prompts:
                 code="no_chat_template",
                 remedies=["--chat-template FILE", "/v1/completions with a plain prompt"],
             )
+        if self._images is not None:
+            options["image_placeholder"] = self._images.placeholder
         size = sum(len(str(message.get("content") or "")) for message in messages)
         return await self.run(lambda: template.render(messages, **options), is_short=size <= _INLINE_CHARS)
+
+    async def with_images(
+        self, text: str, sources: Sequence[Any], *, add_special_tokens: bool
+    ) -> tuple[list[int], list[ImageInput]]:
+        """Token ids of a prompt with room for its images, and these. Raises RequestError."""
+        images = self._images
+        if images is None:
+            raise RequestError(f"{self._model_name} reads no images here", code="not_supported")
+        return await self.run(lambda: images.prepare(text, sources, add_special_tokens=add_special_tokens))
 
     async def run(self, work: Callable[[], T], *, is_short: bool = False) -> T:
         """Do something that takes long in a thread, and something short at once."""
@@ -87,3 +106,14 @@ class Prompts:
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def image_limits(config: ServerConfig) -> ImageLimits:
+    """What images of requests may be: no files of this machine, and no other one's unless that is allowed."""
+    return ImageLimits(
+        max_images=config.max_images,
+        max_bytes=config.max_image_bytes,
+        max_pixels=config.max_image_pixels,
+        allow_files=False,
+        allow_remote=config.allow_remote_media,
+    )

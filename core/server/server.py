@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from ..audio.whisper import Question, WhisperModel, read_whisper
 from ..config import EngineConfig
-from ..engine.build import describe_model, load_grammars, load_model_tokenizer
+from ..engine.build import describe_model, load_grammars, load_model_tokenizer, read_images
 from ..engine.engine import EngineLimits, check_encoder_input, check_prompt
 from ..engine.generation import read_generation_config
 from ..errors import RequestError
@@ -20,7 +20,7 @@ from ..plugin_loader import load_plugins
 from ..pooling.tasks import PoolingRequest, PoolingTasks
 from ..sampling.params import SamplingParams
 from ..sampling.validate import validate_params
-from ..stages import EncoderInput
+from ..stages import EncoderInput, ImageInput
 from ..structured.compiler import GrammarCache
 from ..text.seq2seq import DecoderStart, read_decoder_start
 from .admission import Admission
@@ -31,7 +31,7 @@ from .formats.formats import Format, find_format
 from .frames import Ready, params_from_wire, params_to_wire
 from .generation import Completion, Generation
 from .metrics import Metrics
-from .prompts import Prompts
+from .prompts import Prompts, image_limits
 from .request_log import log_finished
 from .responses.store import ResponseStore
 from .step_feed import StepFeed
@@ -132,11 +132,12 @@ class Server:
         priority: int = 0,
         cache_salt: str = "",
         encoders: Sequence[EncoderInput | None] = (),
+        images: Sequence[ImageInput] = (),
     ) -> Generation:
         """Check and queue params.n completions of each prompt.
 
         Completion i of prompt p has index p * n + i. encoders: by prompt, the other input of an encoder-decoder
-        model. Raises RequestError or ApiError before anything was sent.
+        model. images: of the one prompt. Raises RequestError or ApiError before anything was sent.
         """
         if self.pooling.tasks():
             message = f"{self.model_name} makes vectors, not text"
@@ -146,7 +147,7 @@ class Server:
             raise RequestError(
                 f"one request for {count} completions; {_MAX_COMPLETIONS} are allowed", code="too_many_completions"
             )
-        await self._validate(prompts, params)
+        await self._validate(prompts, params, bool(images))
         sources = encoders or [None] * len(prompts)
         for source in sources:
             check_encoder_input(source, self.limits)
@@ -165,6 +166,7 @@ class Server:
                         priority=priority,
                         cache_salt=cache_salt,
                         encoder=sources[number],
+                        images=images,
                     )
                 )
         self.metrics.max_tokens.observe(params.max_tokens if params.max_tokens is not None else 0)
@@ -237,9 +239,9 @@ class Server:
         timeout = asyncio.get_running_loop().call_later(seconds, generation.fail, _timed_out(seconds))
         generation.on_end(timeout.cancel)
 
-    async def _validate(self, prompts: Sequence[list[int]], params: SamplingParams) -> None:
+    async def _validate(self, prompts: Sequence[list[int]], params: SamplingParams, has_images: bool = False) -> None:
         for prompt in prompts:
-            check_prompt(prompt, params, self.limits)
+            check_prompt(prompt, params, self.limits, has_images)
         if not self.prompts.has_tokenizer and (params.stop or params.bad_words):
             raise RequestError("stop strings and bad words need a tokenizer, and skip_tokenizer_init is set")
 
@@ -313,14 +315,20 @@ class Server:
             model.gguf.close()
         self.defaults = params_from_wire(info.sampling_params)
         self.limits = EngineLimits(
-            vocab_size=info.vocab_size, max_model_len=info.max_model_len, encoder=model.spec.encoder
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            encoder=model.spec.encoder,
+            vision=model.spec.vision,
         )
         if model.spec.encoder is not None:
             generation = read_generation_config(model.folder)
             self.decoder_start = read_decoder_start(model.config, generation)
             if model.spec.encoder.num_features:
                 self._whisper = read_whisper(model.spec, model.config, generation, tokenizer)
-        self.prompts = Prompts(tokenizer, config.model.chat_template, info.model)
+        images = None
+        if info.reads_images:
+            images = read_images(model, tokenizer, image_limits(config.server))
+        self.prompts = Prompts(tokenizer, config.model.chat_template, info.model, images)
         self.pooling = PoolingTasks(
             name=model.name,
             spec=model.spec,

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from ..errors import RequestError
 from ..sampling.params import SamplingParams
 from ..sampling.validate import MAX_LOGPROBS
+from ..stages import ImageInput
+from ..vision.images import take_images
 from .chat_parser import ChatForm, TurnParser, chat_form, narrow_tools, with_parsed_arguments
 from .frames import Output
 from .generation import Generation
@@ -30,6 +32,7 @@ class Turn:
     prompt: str
     token_ids: list[int]
     params: SamplingParams
+    images: Sequence[ImageInput] = ()
 
     def new_parser(self) -> TurnParser:
         """A parser for one answer."""
@@ -40,15 +43,23 @@ async def read_turn(server: "Server", body: ChatRequest) -> Turn:
     """The turn that a request asks for. Raises RequestError."""
     narrow_tools(body)
     form = chat_form(body, server.format, server.prompts.tokenizer)
-    prompt, token_ids = await render_turn(server, body, body.messages)
+    prompt, token_ids, images = await render_with_images(server, body, body.messages)
     params = sampling_params(body, server.defaults, **_params(body, form, prompt))
-    return Turn(request=body, form=form, prompt=prompt, token_ids=token_ids, params=params)
+    return Turn(request=body, form=form, prompt=prompt, token_ids=token_ids, params=params, images=images)
 
 
 async def render_turn(
     server: "Server", body: ChatRequest, messages: Sequence[dict[str, Any]]
 ) -> tuple[str, list[int]]:
     """The prompt for these messages, with the request's other fields, as text and token ids. Raises RequestError."""
+    prompt, token_ids, _ = await render_with_images(server, body, messages)
+    return prompt, token_ids
+
+
+async def render_with_images(
+    server: "Server", body: ChatRequest, messages: Sequence[dict[str, Any]]
+) -> tuple[str, list[int], Sequence[ImageInput]]:
+    """What `render_turn` gives, and the images at their places in the token ids."""
     if server.decoder_start is not None:
         raise RequestError(
             f"{server.model_name} is an encoder-decoder model: it cannot chat",
@@ -56,8 +67,15 @@ async def render_turn(
             remedies=["/v1/completions with a plain prompt"],
         )
     narrow_tools(body)
-    prompt = await server.prompts.render(with_parsed_arguments(messages), **_template_options(body))
-    return prompt, await server.prompts.encode(prompt, add_special_tokens=bool(body.add_special_tokens))
+    plain, sources = take_images(messages)
+    if sources and server.limits.vision is None:
+        raise RequestError(f"{server.model_name} reads no images", code="not_supported")
+    prompt = await server.prompts.render(with_parsed_arguments(plain), **_template_options(body))
+    has_ends = bool(body.add_special_tokens)
+    if not sources:
+        return prompt, await server.prompts.encode(prompt, add_special_tokens=has_ends), ()
+    token_ids, images = await server.prompts.with_images(prompt, sources, add_special_tokens=has_ends)
+    return prompt, token_ids, images
 
 
 async def fit_turn(server: "Server", body: ChatRequest) -> list[dict[str, Any]]:
@@ -95,6 +113,7 @@ async def submit_turn(server: "Server", request: Request, generation_id: str, tu
         turn.params,
         priority=turn.request.priority or 0,
         cache_salt=turn.request.cache_salt or "",
+        images=turn.images,
     )
 
 

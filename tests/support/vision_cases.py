@@ -1,5 +1,8 @@
 """Tiny vision-language checkpoints made by transformers: weights, image processors, pictures, and what it answers."""
 
+import base64
+import io
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +13,7 @@ import torch
 from PIL import Image
 
 from paged_model import randomise
+from tiny_tokenizers import train_byte_level
 
 NUM_TOKENS = 6
 IMAGE_TOKEN = 129
@@ -260,3 +264,38 @@ def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:
 
 def _as_list(found: Any) -> Sequence[torch.Tensor]:
     return [found] if isinstance(found, torch.Tensor) else list(found)
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for part in m['content'] %}{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_chat_model(folder: Path) -> VisionOracle:
+    """A tiny LLaVA with tokenizer and chat template."""
+    backend = train_byte_level()
+    backend.add_special_tokens(["<image>"])
+    token, size = backend.token_to_id("<image>"), backend.get_vocab_size()
+    case = VisionCase(
+        "llava",
+        "llama",
+        "clip_vision_model",
+        "LlavaImageProcessorPil",
+        text={"vocab_size": size},
+        config={"image_token_id": token, "image_token_index": token},
+        settings=LLAVA,
+    )
+    oracle = VisionOracle(case, folder)
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return oracle
+
+
+def data_url(image: Image.Image) -> str:
+    """A picture as clients send it."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

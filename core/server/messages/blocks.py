@@ -72,11 +72,34 @@ def _add_user(messages: list[dict[str, Any]], content: list[Any], names: Mapping
                 result["name"] = names[call_id]
             messages.append(result)
             continue
-        text = _text([block], where)
+        is_image = isinstance(block, Mapping) and block.get("type") == "image"
+        part = _image(block, where) if is_image else {"type": "text", "text": _text([block], where)}
         if messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += f"\n{text}"
+            parts = messages[-1]["content"]
+            messages[-1]["content"] = _joined(parts, part)
         else:
-            messages.append({"role": "user", "content": text})
+            messages.append({"role": "user", "content": [part] if is_image else part["text"]})
+
+
+def _joined(content: str | list[dict[str, Any]], part: dict[str, Any]) -> str | list[dict[str, Any]]:
+    """Texts alone stay one text; with an image among them, content is a list of parts."""
+    if isinstance(content, str) and part["type"] == "text":
+        return f"{content}\n{part['text']}"
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [*parts, part]
+
+
+def _image(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An image as chat's part: its source is base64, or a url."""
+    source = block.get("source")
+    source = source if isinstance(source, Mapping) else {}
+    if source.get("type") == "base64" and isinstance(source.get("data"), str):
+        url = f"data:{source.get('media_type', '')};base64,{source['data']}"
+    elif source.get("type") == "url" and isinstance(source.get("url"), str):
+        url = source["url"]
+    else:
+        raise _wrong(f"{where} has an image without a source of the type base64 or url")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _assistant(content: list[Any], names: dict[str, str], where: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def to_messages(instructions: str | None, items: Sequence[Mapping[str, Any]]) ->
     for item in items:
         kind = item["type"]
         if kind == "message" and item["role"] != "assistant":
-            messages.append({"role": item["role"], "content": _text(item["content"], "content")})
+            messages.append({"role": item["role"], "content": _content(item["content"])})
             is_open = False
             continue
         if kind == "function_call_output":
@@ -100,6 +100,20 @@ def _read_item(index: int, given: Mapping[str, Any]) -> dict[str, Any]:
     if kind in ("function_call", "function_call_output"):
         item.setdefault("status", "completed")
     return item
+
+
+def _content(parts: Any) -> str | list[dict[str, Any]]:
+    """Texts as one; with images among them, chat's parts. Raises RequestError."""
+    if not isinstance(parts, list) or not any(
+        isinstance(p, Mapping) and p.get("type") == "input_image" for p in parts
+    ):
+        return _text(parts, "content")
+    return [
+        dict(part)
+        if isinstance(part, Mapping) and part.get("type") == "input_image"
+        else {"type": "text", "text": _text([part], "content")}
+        for part in parts
+    ]
 
 
 def _text(parts: Any, where: str) -> str:
