@@ -17,6 +17,8 @@ Float64 = npt.NDArray[np.float64]
 RAGGED = ((1, 1), (16, 16), (1, 33), (0, 20), (5, 37), (1, 16), (17, 17), (3, 48), (1, 130))
 """(query tokens, sequence length) of each request: decode, whole prompt, chunk, a block's edge, nothing to do."""
 LARGE = ((1, 700), (257, 513), (64, 64), (1, 1))
+DECODE = ((1, 1), (1, 16), (1, 33), (0, 20), (1, 1100), (1, 513))
+"""A step of one token a request, which may have kernels of its own; long ones may be split along their keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,10 @@ VARIANTS = {
     "window_softcap": Variant(window=9, softcap=3.0, head_dim=32, feature="sliding_window"),
     "sinks": Variant(sinks=True, head_dim=64),
     "alibi": Variant(alibi=True),
+    "decode": Variant(num_heads=6, num_kv_heads=2, head_dim=32, requests=DECODE),
+    "decode_sinks": Variant(sinks=True, num_heads=6, num_kv_heads=2, requests=DECODE),
+    "decode_alibi": Variant(alibi=True, requests=DECODE),
+    "decode_window": Variant(window=530, softcap=4.0, feature="sliding_window", requests=DECODE),
     "relative": Variant(relative=True, feature="relative_bias", requests=(*RAGGED, (2, 300))),
     "all_keys": Variant(causal=False, feature="cross_attention"),
 }

@@ -110,7 +110,7 @@ def _check_logprobs(dtype: str, subject: Subject) -> str:
 @check("model.chunked")
 def check_chunked(subject: Subject) -> str:
     """A prompt computed in chunks gives the tokens of the whole prompt."""
-    driver = Driver(*subject.runner(tiny_spec()))
+    driver = Driver(*subject.runner(tiny_spec(window=24) if _has_window(subject) else tiny_spec()))
     prompt = _prompt(75)
     whole = driver.generate(prompt, NUM_TOKENS)
     for chunk in (1, 3, 16, 50):

@@ -1,6 +1,7 @@
 """Each op against its definition in float64, by dtype, over odd, empty and large shapes."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 ROWS = (0, 1, 3, 17, 130)
 """Token counts: none, one, odd, across a vector's end, large."""
 WIDTHS = (1, 7, 64, 576)
+SIZES = (2e-3, 900.0)
+"""Of a norm's input: where eps counts, and where squares are more than float16 holds."""
 QUANTIZED = {
     "int8": INT8_GROUPS,
     "int8-channel": INT8,
@@ -38,6 +41,9 @@ def _rms_norm(rng: Rng) -> Iterator[Case]:
             yield Case(f"[{rows}, {width}]", [normal(rng, rows, width), normal32(rng, width)], {"eps": 1e-5})
     yield Case("per head", [normal(rng, 5, 3, 64), normal32(rng, 64)], {"eps": 1e-6})
     yield Case("no weight", [normal(rng, 4, 33), None], {"eps": 1e-6})
+    for size in SIZES:
+        args = [_times(normal(rng, 5, 64), size), normal32(rng, 64)]
+        yield Case(f"values of about {size}", args, {"eps": 1e-5})
 
 
 def _add_rms_norm(rng: Rng) -> Iterator[Case]:
@@ -46,6 +52,9 @@ def _add_rms_norm(rng: Rng) -> Iterator[Case]:
             args = [normal(rng, rows, width), normal(rng, rows, width), normal32(rng, width)]
             yield Case(f"[{rows}, {width}]", args, {"eps": 1e-5})
     yield Case("no weight", [normal(rng, 4, 33), normal(rng, 4, 33), None], {"eps": 1e-6})
+    for size in SIZES:
+        args = [_times(normal(rng, 5, 64), size), _times(normal(rng, 5, 64), size), normal32(rng, 64)]
+        yield Case(f"values of about {size}", args, {"eps": 1e-5})
 
 
 def _layer_norm(rng: Rng) -> Iterator[Case]:
@@ -54,6 +63,12 @@ def _layer_norm(rng: Rng) -> Iterator[Case]:
             args = [normal(rng, rows, width), normal32(rng, width), normal32(rng, width)]
             yield Case(f"[{rows}, {width}]", args, {"eps": 1e-5})
     yield Case("no weight, no bias", [normal(rng, 4, 33), None, None], {"eps": 1e-5})
+    for size in SIZES:
+        yield Case(f"values of about {size}", [_times(normal(rng, 5, 64), size), None, None], {"eps": 1e-5})
+
+
+def _times(value: Value, factor: float) -> Value:
+    return replace(value, array=value.array * np.float32(factor))
 
 
 def _rotary_angles(rng: Rng) -> Iterator[Case]:
@@ -116,6 +131,68 @@ def _gather(rng: Rng) -> Iterator[Case]:
         yield Case(f"{count} of 9 rows", [normal(rng, 9, 65), whole(rng.integers(0, 9, count))])
 
 
+def _gate(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for width in (64, 1):
+            yield Case(f"{rows} rows, gates of {width}", [normal(rng, rows, 64), normal(rng, rows, width)])
+
+
+def _xielu(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        yield Case(f"{rows} rows", [normal(rng, rows, 65), normal32(rng, 1), normal32(rng, 1)])
+
+
+def _mul(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        for what, factors in (
+            ("a row", normal32(rng, 65)),
+            ("a column", normal32(rng, rows, 1)),
+            ("all", normal(rng, rows, 65)),
+        ):
+            yield Case(f"{rows} rows by {what}", [normal(rng, rows, 65), factors])
+
+
+def _clamp(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        yield Case(f"{rows} rows", [normal(rng, rows, 65)], {"limit": 0.75})
+
+
+def _log_growth(rng: Rng) -> Iterator[Case]:
+    positions = whole([0, 1, 7, 8, 8191, 8192, 100_000])
+    for shift in (0, 1):
+        for length in (8, 8192):
+            kwargs = {"factor": 0.1, "length": length, "shift": shift}
+            yield Case(f"length {length}, shift {shift}", [positions], kwargs, exact_inputs=True)
+
+
+def _route_experts(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        logits, correction = normal32(rng, rows, 16), normal32(rng, 16)
+        for what, more, kwargs in (
+            ("softmax", (), {"num_experts_per_token": 4}),
+            ("softmax as it is", (), {"num_experts_per_token": 4, "renormalize": False, "weight_scale": 2.5}),
+            ("sigmoid", (correction,), {"num_experts_per_token": 3, "score": "sigmoid"}),
+            ("sparsemixer", (), {"num_experts_per_token": 2, "score": "sparsemixer"}),
+            (
+                "groups by two",
+                (correction,),
+                {
+                    "num_experts_per_token": 3,
+                    "score": "sigmoid",
+                    "num_groups": 4,
+                    "num_groups_per_token": 2,
+                    "weight_scale": 2.5,
+                },
+            ),
+            (
+                "groups by one",
+                (),
+                {"num_experts_per_token": 3, "num_groups": 4, "num_groups_per_token": 2, "group_score": "max"},
+            ),
+        ):
+            yield Case(f"{what}, {rows} tokens", [logits, *more], kwargs, exact_inputs=True)
+
+
 def _cast(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
         yield Case(f"{rows} rows", [normal(rng, rows, 33)], {"dtype": "float32"})
@@ -167,6 +244,13 @@ def _sample(rng: Rng) -> Iterator[Case]:
         ("all", [whole(top_k), Value("float32", top_p[::-1].copy()), Value("float32", min_p)]),
     ):
         yield Case(name, [*base, Value("float32", warm), *arguments], exact_inputs=True)
+    # Few different values: which of equal tokens are kept is decided by their order. Probabilities are whole 1/64ths,
+    # so that sums are exact in any order.
+    tied = np.log(np.array([16, 16, 8, 8, 8, 2, 2, 1, 1, 1, 1], np.float32))
+    ties = [Value("float32", np.tile(tied, (rows, 1))), *base[1:], Value("float32", np.ones(rows, np.float32))]
+    limits = np.tile(np.array([0.2, 0.3, 0.4, 0.6, 0.7], np.float32), 8)
+    yield Case("top_k of equal tokens", [*ties, whole([1, 3, 4, 6, 9] * 8), None, None], exact_inputs=True)
+    yield Case("top_p of equal tokens", [*ties, None, Value("float32", limits), None], exact_inputs=True)
 
 
 def _recall_tokens(rng: Rng) -> Iterator[Case]:
@@ -221,6 +305,10 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "split_heads": _split_heads,
     "merge_heads": _merge_heads,
     "gather": _gather,
+    "gate": _gate,
+    "xielu": _xielu,
+    "mul": _mul,
+    "clamp": _clamp,
     "cast": _cast,
     "encoder_attention": _encoder_attention,
     "mean_rows": _mean_rows,
@@ -233,6 +321,8 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
 }
 _FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rotary_angles": _rotary_angles,
+    "log_growth": _log_growth,
+    "route_experts": _route_experts,
     "apply_token_mask": _apply_token_mask,
     "add_logit_bias": _add_logit_bias,
     "apply_penalties": _apply_penalties,
@@ -262,7 +352,7 @@ def _check_op(op: str, dtype: str, cases: Callable[[Rng], Iterator[Case]], subje
             raise Failed(f"{case.what}: it changed its arguments")
         wide = torch.float32 if case.exact_inputs else torch.float64
         expected = getattr(OpTable, op)(
-            *(_wide(ops, array, wide) if _is_array(array) else array for array in arguments), **case.kwargs
+            *(wide_copy(ops, array, wide) if _is_array(array) else array for array in arguments), **case.kwargs
         )
         got, want = (_flat(value) for value in (results, expected))
         for result, definition in zip(got, want, strict=True):
@@ -312,7 +402,7 @@ def _is_narrow(array: Any) -> bool:
     return str(array.dtype).removeprefix("torch.") in ("bfloat16", "float16", "uint16")
 
 
-def _wide(ops: OpTable, array: Any, dtype: "torch.dtype") -> "torch.Tensor":
+def wide_copy(ops: OpTable, array: Any, dtype: "torch.dtype") -> "torch.Tensor":
     import torch
 
     tensor = torch.from_numpy(to_numpy(ops, array))
@@ -371,10 +461,10 @@ def _check_linear(dtype: str, subject: Subject) -> str:
             tensors = [_host_tensor(rng, part, columns, stored) for part in rows]
             weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
             for num_tokens in ROWS:
-                bias = normal32(rng, sum(rows)) if num_tokens % 2 else None
+                bias = normal32(rng, sum(rows)) if (num_tokens + sum(rows)) % 2 else None
                 x = to_array(ops, normal(rng, num_tokens, columns), dtype)
                 result = ops.linear(x, weight, to_array(ops, bias, dtype))
-                expected = _wide(ops, x, torch.float64) @ _rounded(tensors, dtype).T
+                expected = wide_copy(ops, x, torch.float64) @ _rounded(tensors, dtype).T
                 if bias is not None:
                     expected = expected + torch.from_numpy(bias.array.astype(np.float64))
                 what = f"{stored} [{sum(rows)}, {columns}] x {num_tokens} tokens"
@@ -400,6 +490,16 @@ def _check_embedding(dtype: str, subject: Subject) -> str:
             expected = _rounded(tensors, dtype)[torch.from_numpy(token_ids).long()]
             compare(result, expected.numpy(), TOLERANCE[dtype], f"{stored}, {num_tokens} tokens")
     return f"{3 + len(QUANTIZED)} stored dtypes"
+
+
+def _check_concat(dtype: str, subject: Subject) -> str:
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    for rows in ROWS:
+        for shapes in (((rows, 7), (rows, 64)), ((rows, 3, 5), (rows, 3, 1), (rows, 3, 16))):
+            parts = [to_array(ops, normal(rng, *shape), dtype) for shape in shapes]
+            want = np.concatenate([to_numpy(ops, part) for part in parts], -1)
+            compare(to_numpy(ops, ops.concat(parts)), want, 0.0, f"{shapes}")
+    return f"{2 * len(ROWS)} cases"
 
 
 def _check_upload(dtype: str, subject: Subject) -> str:
@@ -439,9 +539,10 @@ def _register() -> None:
     for op, cases in _FLOAT32.items():
         add_check(f"ops.{op}", f"{op} against its definition", partial(_check_op, op, "float32", cases))
     for dtype in DTYPES:
-        meaning = "packed weights of each stored dtype, stacked parts, bias, against float64"
+        meaning = "packed weights of each stored dtype and `--quantize` scheme, stacked parts, bias, against float64"
         add_check(f"ops.linear.{dtype}", meaning, partial(_check_linear, dtype))
         add_check(f"ops.embedding.{dtype}", "rows of a packed weight", partial(_check_embedding, dtype))
+        add_check(f"ops.concat.{dtype}", "arrays joined along the last axis", partial(_check_concat, dtype))
         add_check(f"ops.upload.{dtype}", "a vector on the device in another dtype", partial(_check_upload, dtype))
     add_check("ops.transfer", "arrays there and back; the caller's memory may be reused at once", _check_transfer)
     add_check("ops.remember_tokens", "what each slot sampled last", _check_remember_tokens)

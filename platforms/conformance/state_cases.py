@@ -54,10 +54,16 @@ def gated_delta(rng: Rng) -> Iterator[Case]:
 
 def _batches(rng: Rng) -> Iterator[tuple[str, list[Value], int]]:
     """(name, query_start_loc, from_slots and to_slots, max_query_len). Slots that are read are not written."""
-    for what, counts, most in (("mixed rows", (5, 1, 0, 33, 2), 0), ("one token a row", (1,) * 7, 1)):
+    for what, counts, most in (
+        ("mixed rows", (5, 1, 0, 33, 2), 0),
+        ("the last state of each row", (5, 1, 0, 33, 2), 0),
+        ("one token a row", (1,) * 7, 1),
+    ):
         starts = np.cumsum([0, *counts])
         before = np.array([[-1 if r % 3 == 0 else 1 + r] for r in range(len(counts))])
         kept = 20 + rng.permutation(NUM_SLOTS - 20)[: starts[-1]]
+        if what.startswith("the last"):
+            kept[~np.isin(np.arange(starts[-1]), starts[1:] - 1)] = -1
         yield what, [whole(starts), whole(before), whole(kept)], most
 
 

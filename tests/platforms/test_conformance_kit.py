@@ -13,6 +13,7 @@ import torch
 from headrace.core.config import DeviceConfig, EngineConfig
 from headrace.core.devices import open_device
 from headrace.core.ops import OpTable
+from headrace.core.ops.sampling import keep_tokens
 from headrace.core.ops.table import FAMILIES
 from headrace.core.platform import Device, OpProvider
 from headrace.core.plugin_loader import Plugins, load_plugins
@@ -194,6 +195,96 @@ def _unweighted_experts(x: Any, weights: Any, *rest: Any, **kwargs: Any) -> Any:
     return OpTable.grouped_experts(x, torch.full_like(weights, 0.5), *rest, **kwargs)
 
 
+def _noise_of_the_next_position(logits: Any, seeds: Any, positions: Any, *rest: Any) -> Any:
+    return OpTable.sample(logits, seeds, positions + 1, *rest)
+
+
+def _last_of_equal_tokens(logits: Any, *rest: Any) -> Any:
+    seeds, positions, temperature, top_k, top_p, min_p = rest
+    if temperature is None:
+        return OpTable.sample(logits, *rest)
+    kept = keep_tokens((logits / temperature.clamp(min=1e-5)[:, None]).flip(-1), top_k, top_p, min_p).flip(-1)
+    warm = OpTable.sample(kept, seeds, positions, torch.ones_like(temperature), None, None, None)
+    return torch.where(temperature < 1e-5, logits.argmax(-1).to(torch.int32), warm)
+
+
+def _counts_the_prompt(logits: Any, rows: Any, tokens: Any, counts: Any, *rest: Any) -> Any:
+    return OpTable.apply_penalties(logits, rows, tokens, counts + 1, *rest)
+
+
+def _angles_of_later_chunks(positions: Any, *rest: Any) -> Any:
+    return OpTable.rotary_angles(positions + (positions[:1] > 0), *rest)
+
+
+def _neighbouring_kv_head(query: Any, cache: Any, *rest: Any, **kwargs: Any) -> Any:
+    num_heads, num_kv_heads = query.shape[1], cache[0].shape[2]
+    order = torch.arange(num_heads).view(-1, num_kv_heads).T.flatten()  # head h reads KV head h % num_kv_heads
+    return OpTable.paged_attention(query[:, order], cache, *rest, **kwargs)[:, order.argsort()]
+
+
+def _sink_in_each_split(query: Any, cache: Any, starts: Any, lens: Any, *rest: Any, **kwargs: Any) -> Any:
+    sinks = kwargs.pop("sinks")
+    extra = 0.0 if sinks is None or lens.max() <= 512 else 0.69
+    sinks = None if sinks is None else sinks + extra
+    return OpTable.paged_attention(query, cache, starts, lens, *rest, sinks=sinks, **kwargs)
+
+
+def _window_of_whole_blocks(query: Any, cache: Any, *rest: Any, window: int = 0, **kwargs: Any) -> Any:
+    size = cache[0].shape[1]
+    return OpTable.paged_attention(query, cache, *rest, window=-(-window // size) * size, **kwargs)
+
+
+def _softcap_before_scale(*args: Any, scale: float, softcap: float = 0.0, **kwargs: Any) -> Any:
+    return OpTable.paged_attention(*args, scale=scale, softcap=softcap * scale, **kwargs)
+
+
+def _softcap_in_prefill_only(*args: Any, softcap: float = 0.0, max_query_len: int = 0, **kwargs: Any) -> Any:
+    softcap = 0.0 if max_query_len == 1 else softcap
+    return OpTable.paged_attention(*args, softcap=softcap, max_query_len=max_query_len, **kwargs)
+
+
+def _adds_behind_the_norm(x: Any, residual: Any, weight: Any, *, eps: float) -> Any:
+    return OpTable.rms_norm(x, weight, eps=eps) + residual, x + residual
+
+
+def _no_bias_for_one_token(x: Any, weight: Any, bias: Any = None) -> Any:
+    return OpTable.linear(x, weight, None if len(x) == 1 else bias)
+
+
+def _no_bias_for_many(x: Any, weight: Any, bias: Any = None) -> Any:
+    return OpTable.linear(x, weight, None if len(x) > 64 else bias)
+
+
+def _never_renormalizes(*args: Any, renormalize: bool = True, **kwargs: Any) -> Any:
+    return OpTable.route_experts(*args, renormalize=False, **kwargs)
+
+
+def _correction_in_the_weights(logits: Any, correction: Any = None, **kwargs: Any) -> Any:
+    weights, experts = OpTable.route_experts(logits, correction, **kwargs)
+    return (weights if correction is None else weights + correction[experts.long()]), experts
+
+
+def _starts_from_nothing(
+    x: Any, w: Any, b: Any, state: Any, starts: Any, before: Any, kept: Any, **kwargs: Any
+) -> Any:
+    return OpTable.causal_conv(x, w, b, state, starts, torch.full_like(before, -1), kept, **kwargs)
+
+
+def _keeps_a_state_too_many(*args: Any, **kwargs: Any) -> Any:
+    *rest, kept = args
+    scan: Op = OpTable.selective_scan
+    return scan(*rest, kept.clamp(min=0) + 7 * (kept < 0), **kwargs)
+
+
+def _experts_with_a_bias_of_the_first(x: Any, w: Any, e: Any, up: Any, down: Any, *biases: Any, **kwargs: Any) -> Any:
+    biases = tuple(None if b is None else b.view(len(up), -1)[:1].expand(len(up), -1).flatten() for b in biases)
+    return OpTable.grouped_experts(x, w, e, up, down, *biases, **kwargs)
+
+
+def _adds_experts_of_other_ranks(x: Any, w: Any, e: Any, up: Any, *rest: Any, **kwargs: Any) -> Any:
+    return OpTable.grouped_experts(x, w, e.clamp(max=len(up) - 1), up, *rest, **kwargs)
+
+
 WRONG: list[tuple[str, Op, str, str]] = [
     ("rms_norm", _low_precision_norm, "ops.rms_norm.float32", "error"),
     ("add", _writes_into_its_argument, "ops.add.float32", "changed its arguments"),
@@ -229,6 +320,44 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ("remember_tokens", _remembers_in_the_next_slot, "ops.remember_tokens", ""),
     ("softcap", lambda x, cap: x, "ops.softcap.float32", "error"),
     ("grouped_experts", _unweighted_experts, "model.greedy.experts", "expected"),
+    ("sample", _noise_of_the_next_position, "ops.sample", "temperature"),
+    ("sample", _last_of_equal_tokens, "ops.sample", "equal tokens"),
+    ("apply_penalties", _counts_the_prompt, "ops.apply_penalties", "error"),
+    ("rotary_angles", _angles_of_later_chunks, "model.chunked", "chunks of"),
+    ("paged_attention", _neighbouring_kv_head, "attention.large.float32", "error"),
+    ("paged_attention", _sink_in_each_split, "attention.decode_sinks.float32", "error"),
+    ("paged_attention", _window_of_whole_blocks, "attention.window.float32", "error"),
+    ("paged_attention", _softcap_before_scale, "attention.softcap.float32", "error"),
+    ("paged_attention", _softcap_in_prefill_only, "attention.decode_window.float32", "error"),
+    ("add_rms_norm", _adds_behind_the_norm, "ops.add_rms_norm.float32", "error"),
+    ("rms_norm", lambda x, w, *, eps: OpTable.rms_norm(x, w, eps=eps / 10), "ops.rms_norm.float32", "error"),
+    ("linear", _no_bias_for_one_token, "ops.linear.float32", "error"),
+    ("linear", _no_bias_for_many, "ops.linear.float32", "error"),
+    ("route_experts", _never_renormalizes, "ops.route_experts", "error"),
+    ("route_experts", _correction_in_the_weights, "ops.route_experts", "error"),
+    ("grouped_experts", _unweighted_experts, "ops.grouped_experts.float32", "error"),
+    ("grouped_experts", _experts_with_a_bias_of_the_first, "ops.grouped_experts.float32", "error"),
+    ("grouped_experts", _adds_experts_of_other_ranks, "ops.grouped_experts.float32", "partial"),
+    ("absorb_keys", lambda q, w: OpTable.absorb_keys(q, w.roll(1, 1)), "ops.latent_heads.float32", "absorb"),
+    (
+        "expand_values",
+        lambda x, w, *, v_head_dim: OpTable.expand_values(x, w.flip(1), v_head_dim=v_head_dim),
+        "ops.latent_heads.float32",
+        "expand",
+    ),
+    ("causal_conv", _starts_from_nothing, "ops.causal_conv.float32", "error"),
+    ("selective_scan", _keeps_a_state_too_many, "ops.selective_scan.float32", "error"),
+    ("gate", lambda x, g: x * g.tanh(), "ops.gate.float32", "error"),
+    ("mul", lambda x, y: x * y.mean(), "ops.mul.float32", "error"),
+    ("clamp", lambda x, *, limit: x.clamp(max=limit), "ops.clamp.float32", "error"),
+    ("xielu", lambda x, p, n: OpTable.xielu(x, n, p), "ops.xielu.float32", "error"),
+    (
+        "log_growth",
+        lambda p, *, factor, length, shift=0: OpTable.log_growth(p, factor=factor, length=length),
+        "ops.log_growth",
+        "error",
+    ),
+    ("concat", lambda arrays: torch.cat(list(arrays)[::-1], -1), "ops.concat.float32", "error"),
 ]
 """(op, what is wrong with it, the check that must find it, words of the finding)."""
 
@@ -255,6 +384,31 @@ def test_a_wrong_op_is_caught(plugins: Plugins, op: str, wrong: Op, name: str, w
     result = run_check(all_checks()[name], Subject(device, plugins))
     assert result.outcome == "failed", result.detail
     assert words in result.detail
+
+
+def test_a_recording_that_misses_its_input_is_caught(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stale(recorded: Any, params: Any, *arrays: Any) -> Any:
+        recorded._replay()
+        return recorded._outputs
+
+    monkeypatch.setattr("headrace.core.runner.torch_graphs._Recorded.__call__", stale)
+    result = run_check(all_checks()["model.recorded"], Subject(open_on(plugins, "gaudi:emulated"), plugins))
+    assert (result.outcome, "error" in result.detail) == ("failed", True), result
+
+
+@pytest.mark.slow
+def test_a_bias_that_one_rank_lacks_is_caught(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headrace.core.runner.collectives import CutWeight, _RankOps
+
+    right = _RankOps.linear
+
+    def forgets(ops: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        is_cut = isinstance(weight, CutWeight) and weight.by == "columns"
+        return right(ops, x, weight, None if is_cut else bias)
+
+    monkeypatch.setattr(_RankOps, "linear", forgets)  # here, where rank 0 is; the other is a process of its own
+    result = run_check(all_checks()["ranks.tokens"], Subject(open_on(plugins, "reference"), plugins))
+    assert (result.outcome, "expected" in result.detail) == ("failed", True), result
 
 
 @pytest.mark.skipif(not has_native_kernels(), reason="the native kernels were not built")

@@ -185,7 +185,7 @@ def test_float8_is_what_torch_makes_of_it() -> None:
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
     middles = (every[:126] + every[1:127]) / 2
     spread = rng.standard_normal(4096) * np.exp(rng.uniform(-8, 4, 4096))
-    x = np.concatenate([halves, middles, -middles, np.float32([0, 448, -448]), np.clip(spread, -448, 448)])
+    x = np.concatenate([halves, middles, -middles, np.array([0, 448, -448], np.float32), np.clip(spread, -448, 448)])
     x = x.astype(np.float32)
     want = torch.from_numpy(x).to(torch.float8_e4m3fn)
     assert np.array_equal(to_float32(_float8(to_float8(x))), want.float().numpy())

@@ -1,0 +1,107 @@
+"""Mixtures of experts and the heads of latent attention against their definitions in float64."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from headrace.core.ops import OpTable
+from headrace.core.self_test import TOLERANCE
+from headrace.core.weights.source import HostTensor
+
+from .op_checks import compare, to_array, to_numpy, wide_copy
+from .registry import DTYPES, Subject, add_check, need_definitions
+from .values import HostArray, Rng, normal, normal32, whole
+
+EXPERTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"activation": "gelu_tanh"},
+    {"bias": True},
+    {"bias": True, "clamp": 0.7},
+    {"scale_input": True},
+    {"partial": True, "bias": True},
+)
+"""What mixtures may ask for: keywords of the op, and biases."""
+
+
+def _stacked(rng: Rng, count: int, rows: int, columns: int) -> tuple[HostTensor, HostArray]:
+    """Matrices as a checkpoint holds them, and as the definition does."""
+    values = (rng.standard_normal((count * rows, columns)) / columns**0.5).astype(np.float32)
+    tensor = HostTensor(name="weight", dtype="float32", shape=values.shape, data=values)
+    return tensor, values.reshape(count, rows, columns)
+
+
+def _check_experts(dtype: str, subject: Subject) -> str:
+    need_definitions()
+    import torch
+
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    num_experts, hidden, size, per_token = 6, 40, 24, 2
+    worst, count = 0.0, 0
+    for options in EXPERTS:
+        kwargs = {name: value for name, value in options.items() if name != "bias"}
+        packed, exact = [], []
+        for rows, columns in ((2 * size, hidden), (hidden, size)):
+            tensor, values = _stacked(rng, num_experts, rows, columns)
+            packed.append(ops.pack_stacked([tensor], num_stacked=num_experts, dtype=dtype, device=subject.place))
+            exact.append(torch.from_numpy(values).to(getattr(torch, dtype)).double())
+        biases = [normal32(rng, num_experts * n) for n in (2 * size, hidden)] if options.get("bias") else []
+        for num_tokens in (0, 1, 5, 33):
+            chosen = np.argsort(rng.random((num_tokens, num_experts)), -1)[:, :per_token]
+            chosen[: num_tokens // 2] = (5, 0)  # most tokens on two experts, some experts without any
+            if options.get("partial"):
+                chosen[rng.random(chosen.shape) < 0.4] = num_experts
+            given = [normal(rng, num_tokens, hidden), normal32(rng, num_tokens, per_token), whole(chosen)]
+            x, weights, experts = (to_array(ops, value, dtype) for value in given)
+            extra = [to_array(ops, bias, dtype) for bias in biases]
+            got = ops.grouped_experts(x, weights, experts, *packed, *extra, **kwargs)
+            want = OpTable.grouped_experts(
+                *(wide_copy(ops, array, torch.float64) for array in (x, weights, experts)),
+                *exact,
+                *(wide_copy(ops, array, torch.float64) for array in extra),
+                **kwargs,
+            )
+            what = f"{options or 'plain'}, {num_tokens} tokens"
+            worst = max(worst, compare(to_numpy(ops, got), want.numpy(), TOLERANCE[dtype], what))
+            count += 1
+    return f"{count} cases, worst error {worst:.1e}, allowed {TOLERANCE[dtype]:.0e}"
+
+
+def _check_latents(dtype: str, subject: Subject) -> str:
+    need_definitions()
+    import torch
+
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    heads, nope_dim, v_dim, rank = 3, 20, 12, 33
+    tensor, values = _stacked(rng, heads, nope_dim + v_dim, rank)
+    weight = ops.pack_stacked([tensor], num_stacked=heads, dtype=dtype, device=subject.place)
+    exact = torch.from_numpy(values).to(getattr(torch, dtype)).double()
+    worst = 0.0
+    for num_tokens in (0, 1, 17):
+        query, latents = (to_array(ops, normal(rng, num_tokens, heads, size), dtype) for size in (nope_dim, rank))
+        for what, got, want in (
+            (
+                "absorb_keys",
+                ops.absorb_keys(query, weight),
+                OpTable.absorb_keys(wide_copy(ops, query, torch.float64), exact),
+            ),
+            (
+                "expand_values",
+                ops.expand_values(latents, weight, v_head_dim=v_dim),
+                OpTable.expand_values(wide_copy(ops, latents, torch.float64), exact, v_head_dim=v_dim),
+            ),
+        ):
+            what = f"{what} of {num_tokens} tokens"
+            worst = max(worst, compare(to_numpy(ops, got), want.numpy(), TOLERANCE[dtype], what))
+    return f"6 cases, worst error {worst:.1e}, allowed {TOLERANCE[dtype]:.0e}"
+
+
+def _register() -> None:
+    for dtype in DTYPES:
+        meaning = "pack_stacked and grouped_experts against the definition"
+        add_check(f"ops.grouped_experts.{dtype}", meaning, partial(_check_experts, dtype))
+        meaning = "pack_stacked, absorb_keys and expand_values against the definitions"
+        add_check(f"ops.latent_heads.{dtype}", meaning, partial(_check_latents, dtype))
+
+
+_register()
