@@ -44,13 +44,18 @@ class CachedModel:
     missing: str = ""
 
 
+def is_default(config: ModelConfig) -> bool:
+    """True for no name, and for the default model's own unless something here has it."""
+    return not config.model or (config.model == DEFAULT_NAME and not os.path.exists(config.model))
+
+
 def resolve_model(config: ModelConfig, report: Report, *, memory_bytes: int | None = None) -> LocalModel:
     """Find the model, and fetch it if it is not here. `report` takes lines for the user.
 
     memory_bytes: if known, weights larger than this are refused before they are downloaded.
     Raises ModelNotFound, or CapacityError if disk or memory cannot hold it.
     """
-    if not config.model:
+    if is_default(config):
         path = fetch_default_model(offline=_is_offline(config), report=report)
         return LocalModel(path=path, kind="gguf", name=DEFAULT_NAME)
     if os.path.exists(os.path.expanduser(config.model)):
@@ -63,7 +68,7 @@ def resolve_model(config: ModelConfig, report: Report, *, memory_bytes: int | No
 
 def resolve_config(config: ModelConfig, report: Report) -> LocalModel:
     """Like `resolve_model`, but a hub model's weights are not fetched: config and tokenizer only."""
-    if not config.model:
+    if is_default(config):
         path = find_default_model()
         if path is None:
             raise ModelNotFound(

@@ -273,6 +273,12 @@ class LLM:
 
     def render_chat(self, messages: Sequence[Message], **template_options: Any) -> str:
         """The prompt that the chat template makes of a conversation."""
+        if self.built.defaults.decoder_start is not None:
+            raise RequestError(
+                f"{self.built.model.name} is an encoder-decoder model: it cannot chat",
+                code="not_supported",
+                remedies=["generate with a plain prompt"],
+            )
         if self._chat_template is None:
             self._chat_template = self._load_chat_template()
         options: dict[str, Any] = dict(template_options)

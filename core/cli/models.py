@@ -1,10 +1,11 @@
 """`headrace models`: the models in the caches, with size and fit."""
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import HeadraceError
+from ..errors import HeadraceError, PlatformError
 from ..units import format_bytes
 from .options import engine_config, engine_options, json_option
 from .output import print_json, print_table
@@ -25,8 +26,9 @@ def command(flags: dict[str, Any], as_json: bool) -> None:
     from ..hub import cached_models
 
     found = cached_models()
-    target = _target() if found else None
-    fits = [cached.missing or _fit(config, cached, target) for cached in found]
+    with ExitStack() as stack:
+        target = _target(config, stack) if found else None
+        fits = [cached.missing or _fit(config, cached, target) for cached in found]
     if as_json:
         print_json(
             [
@@ -44,18 +46,17 @@ def command(flags: dict[str, Any], as_json: bool) -> None:
         print_table(("model", "size", "fit", "path"), rows, numbers=("size",))
 
 
-def _target() -> "Target | None":
-    """The best device that was found, without opening it: detection is enough to know its memory."""
-    from ..devices import find_platforms
+def _target(config: "EngineConfig", stack: ExitStack) -> "Target | None":
+    """The device, opened until the stack ends: what weights take is for it to say."""
+    from ..devices import open_device
     from ..memory_plan import Target
-    from ..platform import Memory
-    from ..plugin_loader import load_plugins
 
-    usable = [found for found in find_platforms(load_plugins()) if found.is_usable and found.spec.priority >= 0]
-    if not usable or not usable[0].probe.devices:
+    try:
+        device = open_device(config)
+    except PlatformError:
         return None
-    info = usable[0].probe.devices[0]
-    return Target(name=info.id, memory=Memory(total_bytes=info.total_bytes, free_bytes=info.free_bytes))
+    stack.callback(device.close)
+    return Target(name=device.info.id, memory=device.memory(), caps=device.caps, device=device)
 
 
 def _fit(config: "EngineConfig", cached: "CachedModel", target: "Target | None") -> str:

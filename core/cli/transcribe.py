@@ -30,6 +30,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Print the text of each recording FILE, by a Whisper model."""
+    from ..audio.decode import read_audio
     from ..audio.subtitles import subtitles
     from ..audio.whisper import TranscriptionParams
 
@@ -40,8 +41,9 @@ def command(
         prompt=prompt,
         timestamps=True if as_json or form != "text" else None,
     )
+    recordings = [read_audio(name) for name in files]  # before the model: what is wrong is told at once
     with start_llm(config) as llm:
-        results = llm.transcribe(list(files), params)
+        results = llm.transcribe(recordings, params)
         if as_json:
             entries = [{"file": name, **dataclasses.asdict(one)} for name, one in zip(files, results, strict=True)]
             print_json({"model": llm.built.model.name, "transcriptions": entries})

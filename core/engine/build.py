@@ -14,7 +14,7 @@ from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig
 from ..devices import open_device
 from ..errors import CapacityError, ModelError, RequestError
-from ..hub import LocalModel, resolve_config, resolve_model, resolve_tokenizer
+from ..hub import LocalModel, is_default, resolve_config, resolve_model, resolve_tokenizer
 from ..kv.block_manager import BlockManager
 from ..kv.groups import kv_groups
 from ..models.config import HFConfig, read_config
@@ -127,7 +127,7 @@ def describe_model(config: EngineConfig, report: Report, *, with_images: bool = 
 
     with_images: False leaves out what reads images. The default model is one file, so all of it is fetched.
     """
-    find = resolve_config if config.model.model else resolve_model
+    find = resolve_model if is_default(config.model) else resolve_config
     files = find(config.model, report)
     if files.kind == "gguf":
         source = GGUFSource(files.path)

@@ -347,6 +347,20 @@ def test_a_snapshot_that_lacks_a_shard_is_not_complete(fake_hub: FakeHub) -> Non
     assert (folder / "m-2.safetensors").read_bytes() == b"2"
 
 
+def test_the_default_model_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_hub: FakeHub
+) -> None:
+    monkeypatch.setattr(hub, "find_default_model", lambda: tmp_path / "default.gguf")
+    monkeypatch.setattr(hub, "fetch_default_model", lambda **options: tmp_path / "default.gguf")
+    monkeypatch.chdir(tmp_path)
+    for resolve in (resolve_model, resolve_config):
+        short, none = (resolve(ModelConfig(model=name), _ignore) for name in ("SmolLM2-135M-Instruct", ""))
+        assert short == none and short.path == tmp_path / "default.gguf"
+    (tmp_path / "SmolLM2-135M-Instruct").mkdir()
+    (tmp_path / "SmolLM2-135M-Instruct" / "config.json").write_text("{}")
+    assert resolve_model(ModelConfig(model="SmolLM2-135M-Instruct"), _ignore).kind == "folder"
+
+
 def test_cached_models_lists_whole_and_partial_ones(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "find_default_model", lambda: None)
     fake_hub.repos["acme/part"] = dict(fake_hub.repos["acme/tiny"])

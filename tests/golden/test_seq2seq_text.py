@@ -11,7 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from headrace import LLM
 from headrace.core.cli import exits
+from headrace.core.errors import RequestError
 from live_server import LiveServer
 from paged_seq2seq import SEQ2SEQ_CASES, load_oracle, make_seq2seq
 from tiny_server_model import TEMPLATE
@@ -86,6 +88,13 @@ def test_completions_are_those_of_transformers(checkpoint: tuple[Path, Any, Any]
 def test_a_conversation_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="encoder-decoder model: it cannot chat"):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hello"}])
+
+
+def test_a_conversation_is_refused_in_python(checkpoint: tuple[Path, Any, Any]) -> None:
+    options: dict[str, Any] = dict(device="reference", max_model_len=64)
+    with LLM(str(checkpoint[0]), **options) as llm, pytest.raises(RequestError, match="it cannot chat") as caught:
+        llm.chat([{"role": "user", "content": "Hello"}])
+    assert caught.value.code == "not_supported"
 
 
 def test_complete_is_transformers_too(checkpoint: tuple[Path, Any, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,10 @@ from headrace.core.cli.commands import command as group
 from headrace.core.cli.logs import configure_logging
 from headrace.core.cli.reference import with_reference
 from headrace.core.config import LogConfig
+from headrace.core.default_model import find_default_model
 from headrace.core.hub import CachedModel, LocalModel
 from headrace.core.settings import resolve_options
+from headrace.core.units import format_bytes
 
 ROOT = Path(__file__).parents[3]
 
@@ -116,6 +118,24 @@ def test_models_lists_size_and_fit(
     assert entries[1]["fit"] == "its weights are not in the cache"
     assert exits.run(["models"]) == 0
     assert "3.0 MiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_models_counts_a_gguf_file_as_the_device_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    """As `plan` does: the cpu platform multiplies Q4_1 as it is, the reference dequantizes it."""
+    file = find_default_model()
+    if file is None:
+        pytest.skip("the default model is not here")
+    model = LocalModel(path=file, kind="gguf", name="small")
+    monkeypatch.setattr(hub, "cached_models", lambda: [CachedModel(model=model, num_bytes=file.stat().st_size)])
+    assert exits.run(["models", "--device", device, "--json"]) == 0
+    fit = json.loads(capsys.readouterr().out)[0]["fit"]
+    assert exits.run(["plan", "SmolLM2-135M-Instruct", "--device", device, "--json"]) == 0
+    weights = json.loads(capsys.readouterr().out)["weights_bytes"]
+    assert fit == f"fits on {device} ({format_bytes(weights)} + KV)"
+    assert (weights < 1.1 * file.stat().st_size) == (device == "cpu")
 
 
 def test_models_when_there_are_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
