@@ -53,6 +53,7 @@ from ..weights.names import NameTable
 from ..weights.open import open_weights
 from ..weights.quantize import QuantizedParams, Quantizer
 from ..weights.source import ParamSource, WeightSource
+from ..weights.unstacked import UnstackedSource
 from .engine import Engine, EngineLimits
 from .generation import GenerationDefaults, generation_defaults, read_generation_config
 from .inprocess import InProcessExecutor
@@ -413,7 +414,8 @@ def load_params(
         load_quantized(DummyParams(params, seed=config.scheduler.seed, dtype=dtype))
         return
     pickle = config.model.allow_pickle
-    source: WeightSource = model.gguf or open_weights(model.path, allow_pickle=pickle)
+    source: WeightSource
+    source = UnstackedSource(model.gguf) if model.gguf else open_weights(model.path, allow_pickle=pickle)
     if quantization_config := model.config.quantization():
         keep_codes = config.model.dtype == "auto" or quantization != "none"
         source = DecodedSource(source, quantization_config, keep_codes=keep_codes)

@@ -22,8 +22,18 @@ MODEL_TYPES: Mapping[str, str] = {
     "olmo2": "olmo2",
     "granite": "granite",
     "gpt2": "gpt2",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+    "olmoe": "olmoe",
+    "gpt-oss": "gpt_oss",
+    "gemma": "gemma",
+    "command-r": "cohere",
+    "starcoder2": "starcoder2",
 }
-"""general.architecture -> model_type. Mistral ships as llama."""
+"""general.architecture -> model_type. Mistral and Mixtral ship as llama."""
+_MIXTURES = ("qwen2moe", "qwen3moe", "olmoe", "gpt-oss")
+_LAYER_NORM_KEYS = {"command-r": "layer_norm_eps", "starcoder2": "norm_epsilon"}
+"""config.json's name of the epsilon, of architectures with layer norms."""
 
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """Gemma's largest models scale scores by hidden_size / num_heads instead of head_dim; GGUF does not say so, and
@@ -52,6 +62,20 @@ _PLAIN_NAMES = (
     ("mlp_post_norm", "post_ffw_norm", 0),
 )
 """(ours, llama.cpp's, heads whose rows are reordered) of what all architectures spell alike."""
+_SINGLE_NAMES: Mapping[str, str] = {
+    "layers.{i}.attn.sinks": "blk.{i}.attn_sinks.weight",
+    "layers.{i}.mlp.shared_gate.weight": "blk.{i}.ffn_gate_inp_shexp.weight",
+    **{
+        f"layers.{{i}}.mlp.{ours}.{leaf}": f"blk.{{i}}.{theirs}.{leaf}"
+        for leaf in ("weight", "bias")
+        for ours, theirs in (
+            ("router", "ffn_gate_inp"),
+            *((f"experts.{{j}}.{name}_proj", f"ffn_{name}_exps.{{j}}") for name in ("gate", "up", "down")),
+            *((f"shared.{name}_proj", f"ffn_{name}_shexp") for name in ("gate", "up", "down")),
+        )
+    },
+}
+"""Of mixtures, and of attention with sinks."""
 _DTYPES = {1: "float16", 32: "bfloat16"}
 """general.file_type of unquantized files; all others compute in float32."""
 
@@ -78,8 +102,6 @@ def config_from_gguf(
         {key.removeprefix(prefix): _uniform(key, value) for key, value in metadata.items() if key.startswith(prefix)},
         file=f"the GGUF metadata of {arch}",
     )
-    if keys.get("expert_count"):
-        raise ModelError(f"this GGUF file holds a mixture of {keys['expert_count']} experts, which is not served")
     common = {
         "model_type": MODEL_TYPES[arch],
         "vocab_size": keys.integer("vocab_size", 0) or len(metadata.get("tokenizer.ggml.tokens", ())) or None,
@@ -87,17 +109,19 @@ def config_from_gguf(
         "dtype": _DTYPES.get(metadata.get("general.file_type", 0), "float32"),
     }
     values = _gpt2(keys) if arch == "gpt2" else _llama_like(arch, keys, tensor_names, read)
+    if keys.get("expert_count") or arch in _MIXTURES:
+        values |= _experts(arch, keys)
     return HFConfig({**common, **values}, file=keys.file)
 
 
 def gguf_names(spec: ModelSpec) -> NameTable:
-    """llama.cpp's tensor names for a model of one of `MODEL_TYPES`.
+    """llama.cpp's tensor names for a model of one of `MODEL_TYPES`, as UnstackedSource gives those of experts.
 
     Architectures llama and granite store query and key rows for interleaved rope; Gemma's norms come with the one
     added.
     """
     attn = spec.layers[0].attn
-    pairs = spec.model_type in ("llama", "mistral", "granite")
+    pairs = spec.model_type in ("llama", "mistral", "mixtral", "granite")
     is_packed = spec.model_type in ("phi3", "gpt2")
     projections: tuple[tuple[str, str, int], ...] = (
         ("attn.q_proj", "attn_q", attn.num_heads if pairs else 0),
@@ -121,6 +145,12 @@ def gguf_names(spec: ModelSpec) -> NameTable:
         for leaf in ("weight", "bias"):
             name = f"blk.{{i}}.{theirs}.{leaf}"
             entries[f"layers.{{i}}.{ours}.{leaf}"] = Stored(name=name, rope_pairs=num_heads)
+    entries |= _SINGLE_NAMES
+    if spec.model_type == "gpt_oss":
+        entries["layers.{i}.mlp_norm.weight"] = "blk.{i}.post_attention_norm.weight"
+    if spec.model_type == "cohere":
+        for name in ("q_norm", "k_norm"):
+            entries[f"layers.{{i}}.attn.{name}.weight"] = Stored(name=f"blk.{{i}}.attn_{name}.weight", stacked=True)
     return NameTable(
         entries=entries,
         base_prefix="",
@@ -157,13 +187,16 @@ def _llama_like(arch: str, keys: HFConfig, tensor_names: Collection[str], read: 
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope,
     }
+    if arch in _LAYER_NORM_KEYS:
+        values[_LAYER_NORM_KEYS[arch]] = keys.number("attention.layer_norm_epsilon")
+    else:
+        values["rms_norm_eps"] = keys.number("attention.layer_norm_rms_epsilon")
     if arch in ("llama", "granite"):
         values["attention_bias"] = "blk.0.attn_q.bias" in tensor_names
         values["mlp_bias"] = "blk.0.ffn_down.bias" in tensor_names
-        if window and arch == "llama":
+        if window and arch == "llama" and not keys.get("expert_count"):
             values |= {"model_type": "mistral", "sliding_window": window}
     elif arch == "olmo2":
         if window:
@@ -181,6 +214,18 @@ def _llama_like(arch: str, keys: HFConfig, tensor_names: Collection[str], read: 
             "attn_logit_softcapping": keys.number("attn_logit_softcapping", 0.0),
             "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0),
         }
+    elif arch == "command-r":
+        values["attention_bias"] = "blk.0.attn_q.bias" in tensor_names
+        values["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensor_names
+        values["logit_scale"] = keys.number("logit_scale", 1.0)
+    elif arch == "starcoder2":
+        values["use_bias"] = "blk.0.attn_q.bias" in tensor_names
+        values["sliding_window"] = window
+    elif arch == "qwen2moe":
+        values["qkv_bias"] = "blk.0.attn_q.bias" in tensor_names
+    elif arch == "gpt-oss":
+        values["sliding_window"] = keys.size("attention.sliding_window")
+        rope["truncate"] = False
     if arch == "granite":
         keys = keys.with_defaults(**{"attention.scale": head_dim**-0.5})  # as llama.cpp has it
         values |= {ours: keys.number(theirs, 1.0) for ours, theirs in _GRANITE_KEYS.items()}
@@ -194,6 +239,33 @@ def _llama_like(arch: str, keys: HFConfig, tensor_names: Collection[str], read: 
         elif pattern:
             values["sliding_window_pattern"] = pattern
     return values
+
+
+def _experts(arch: str, keys: HFConfig) -> dict[str, Any]:
+    """What config.json says of a mixture; whether weights are divided by their sum is known by the architecture."""
+    num_used, size = keys.size("expert_used_count"), keys.size("feed_forward_length")
+    values: dict[str, Any] = {"num_local_experts": keys.size("expert_count"), "num_experts_per_tok": num_used}
+    match arch:
+        case "llama":
+            window = keys.integer("attention.sliding_window", 0) or None
+            return {**values, "model_type": "mixtral", "sliding_window": window}
+        case "olmoe":
+            return {**values, "norm_topk_prob": False, "clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None}
+        case "gpt-oss":
+            return {**values, "intermediate_size": keys.size("expert_feed_forward_length", size)}
+        case "qwen2moe":
+            return {
+                **values,
+                "norm_topk_prob": False,
+                "moe_intermediate_size": keys.size("expert_feed_forward_length", size // num_used or None),
+                "shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length", size),
+            }
+        case "qwen3moe":
+            expert_size = keys.size("expert_feed_forward_length", size // num_used or None)
+            return {**values, "norm_topk_prob": True, "moe_intermediate_size": expert_size}
+    raise ModelError(
+        f"{keys.file} holds a mixture of {keys['expert_count']} experts, which {arch} is not served with"
+    )
 
 
 def _rope(keys: HFConfig, head_dim: int, tensor_names: Collection[str], read: ReadTensor | None) -> dict[str, Any]:

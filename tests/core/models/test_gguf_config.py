@@ -1,5 +1,6 @@
 """GGUF metadata as a config; logits of whole files are compared in test_golden_logits."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,7 +133,8 @@ def test_rope_factors_are_never_ignored() -> None:
     [
         ({"general.architecture": "llama3"}, "architecture 'llama3' is not served; did you mean llama"),
         ({}, "architecture 'None' is not served"),
-        (metadata(more={"expert_count": 8}), "a mixture of 8 experts"),
+        (metadata("qwen2", more={"expert_count": 8, "expert_used_count": 2}), "a mixture of 8 experts"),
+        (metadata("qwen3moe"), "lacks the key 'expert_used_count'"),
         (metadata(more={"block_count": None}), "lacks the key 'block_count'"),
         (metadata(more={"attention.value_length": 8}), "keys and values .* differ in size"),
         (metadata(more={"attention.head_count_kv": [2, 1]}), "head_count_kv differs from layer to layer"),
@@ -151,9 +153,11 @@ def test_equal_numbers_of_each_layer_are_one_number() -> None:
 @pytest.mark.parametrize("arch", MODEL_TYPES)
 def test_every_declared_parameter_has_a_name_of_the_architecture(arch: str) -> None:
     """The gguf package lists the tensors of each architecture."""
-    tensors = () if arch == "gemma2" else ("output.weight",)  # always tied there
+    tensors = () if arch in ("gemma", "gemma2", "command-r") else ("output.weight",)  # always tied there
     window = None if arch == "olmo2" else 8  # with one it is an OLMo 3
-    spec = spec_of(metadata(arch, more={"attention.sliding_window": window, "attention.key_length": 16}), tensors)
+    experts = {"expert_count": 4, "expert_used_count": 2} if "moe" in arch or arch == "gpt-oss" else {}
+    more = {"attention.sliding_window": window, "attention.key_length": 16, **experts}
+    spec = spec_of(metadata(arch, more=more), tensors)
     code = next(code for code, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     known = {gguf.TENSOR_NAMES[tensor].replace("{bid}", "{i}") for tensor in gguf.MODEL_TENSORS[code]}
     table = gguf_names(spec)
@@ -161,10 +165,10 @@ def test_every_declared_parameter_has_a_name_of_the_architecture(arch: str) -> N
         if param.kind == "constant":
             continue
         for name in [part.name for part in param.parts if not is_whole(arch, param.name)] or [param.name]:
-            template = ".".join("{i}" if piece.isdigit() else piece for piece in name.split("."))
+            template = re.sub(r"experts\.\d+\.", "experts.{j}.", re.sub(r"^layers\.\d+\.", "layers.{i}.", name))
             entry = table.entries[template]
             stored = entry.name if isinstance(entry, Stored) else entry
-            assert stored.rpartition(".")[0] in known, stored
+            assert stored.rpartition(".")[0].removesuffix(".{j}") in known, stored
 
 
 def is_whole(arch: str, name: str) -> bool:

@@ -1,5 +1,6 @@
 """Every family against transformers: tiny random checkpoints, read from files, logits compared in float32."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from headrace.core.models.gguf_config import config_from_gguf, gguf_names
 from headrace.core.models.registry import read_spec
 from headrace.core.weights.gguf import GGUFSource
 from headrace.core.weights.load import CheckpointParams
+from headrace.core.weights.unstacked import UnstackedSource
 from paged_model import (
     TOLERANCE,
     Case,
@@ -65,17 +67,23 @@ def test_a_changed_weight_changes_the_logits(name: str, tmp_path: Path) -> None:
 GGUF_ARCHS: Mapping[str, str] = {
     "llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "gemma2": "GEMMA2",
     "gemma3_text": "GEMMA3", "phi3": "PHI3", "gpt2": "GPT2", "olmo2": "OLMO2", "granite": "GRANITE",
+    "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE", "olmoe": "OLMOE", "gpt_oss": "GPT_OSS",
+    "gemma": "GEMMA", "cohere": "COMMAND_R", "starcoder2": "STARCODER2",
 }  # fmt: skip
 GGUF_CASES = (
     "llama", "llama_tied", "llama_linear", "llama_llama3", "llama_yarn", "mistral_window", "qwen2", "qwen3",
     "gemma2_gguf", "gemma3_text_gguf", "phi3_window", "phi3_partial_longrope", "gpt2", "gpt2_inner",
-    "olmo2", "olmo2_bias", "granite", "granite_biases",
+    "olmo2", "olmo2_bias", "granite", "granite_biases", "mixtral", "mixtral_full", "qwen2_moe", "qwen3_moe_gguf",
+    "olmoe", "gpt_oss", "gemma_gguf", "cohere_gguf", "cohere_qk_norm", "starcoder2", "starcoder2_window",
 )  # fmt: skip
 _GEMMA_GGUF = {**GEMMA, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}
 GGUF_ONLY_CASES = (
     # llama.cpp knows Gemma's query_pre_attn_scalar as head_dim, and has one pattern of layers for each family.
     Case("gemma2_gguf", "gemma2", {**_GEMMA_GGUF, "attn_logit_softcapping": 2.0}),
     Case("gemma3_text_gguf", "gemma3_text", {**_GEMMA_GGUF, "tie_word_embeddings": False}),
+    Case("gemma_gguf", "gemma", {"head_dim": 24}),  # llama.cpp has no head of its own for it
+    Case("cohere_gguf", "cohere", {"attention_bias": True}),
+    Case("qwen3_moe_gguf", "qwen3_moe", {"head_dim": 16, "norm_topk_prob": True}),  # llama.cpp knows no other
     Case("gpt2_inner", "gpt2", {"tie_word_embeddings": False, "n_inner": 80}),
 )
 
@@ -87,7 +95,8 @@ def test_logits_of_a_gguf_equal_those_of_transformers(name: str, tmp_path: Path)
     write_gguf(folder, tmp_path / "model.gguf")
     source = GGUFSource(tmp_path / "model.gguf")
     spec = read_spec(config_from_gguf(source.metadata, source.names(), source.read))
-    model = PagedModel(spec, place(CheckpointParams(declare_params(spec), source, gguf_names(spec))))
+    params = CheckpointParams(declare_params(spec), UnstackedSource(source), gguf_names(spec))
+    model = PagedModel(spec, place(params))
     expected = hf_logits(folder, "eager", sequences)
     for got, want in zip(model.logits(sequences, block_size=4, chunk=7), expected, strict=True):
         assert_close(got, want)
@@ -119,15 +128,18 @@ def write_gguf(folder: Path, file: Path) -> None:
     else:
         add_llama_keys(writer, config, head_dim=config.get("head_dim") or hidden_size // num_heads)
     names = gguf.get_tensor_name_map(arch, num_layers)
-    for name, data in load_file(folder / "model.safetensors").items():
+    for name, data in stacked_experts(load_file(folder / "model.safetensors")).items():
         if "gemma" in kind and name.endswith("norm.weight"):
             data = data + 1
-        if kind in ("llama", "mistral", "granite") and (".q_proj." in name or ".k_proj." in name):
+        if kind in ("llama", "mistral", "mixtral", "granite") and (".q_proj." in name or ".k_proj." in name):
             heads = num_heads if ".q_proj." in name else config.size("num_key_value_heads")
             rows = data.reshape(heads, 2, data.shape[0] // heads // 2, *data.shape[1:])
             data = rows.swapaxes(1, 2).reshape(data.shape)
         if kind == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             data = data.T
+        if name.endswith("shared_expert_gate.weight"):
+            data = data[0]
+        name = name + ".weight" if name.endswith("sinks") else name
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         writer.add_tensor(stored, np.ascontiguousarray(data))
@@ -135,6 +147,31 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def stacked_experts(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors with the experts of a layer in one, [experts, out, in], gate and up apart."""
+    found: dict[str, Any] = {}
+    experts: dict[str, list[Any]] = {}
+    spellings = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+    for name, data in tensors.items():
+        if match := re.fullmatch(r"(.*\.)(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)\.weight", name):
+            piece = spellings.get(match[3], match[3])
+            experts.setdefault(f"{match[1]}mlp.experts.{piece}.weight", []).append((int(match[2]), data))
+        elif match := re.fullmatch(
+            r"(.*\.experts\.)(gate_up|down)_proj(_bias)?", name
+        ):  # gpt-oss: [experts, in, out]
+            leaf, data = ("bias", data) if match[3] else ("weight", data.swapaxes(1, 2))
+            if match[2] == "down":
+                found[f"{match[1]}down_proj.{leaf}"] = data
+            else:
+                found |= {f"{match[1]}gate_proj.{leaf}": data[:, ::2], f"{match[1]}up_proj.{leaf}": data[:, 1::2]}
+        else:
+            found[name] = data
+    return found | {
+        name: np.stack([data for _, data in sorted(parts, key=lambda part: part[0])])
+        for name, parts in experts.items()
+    }
 
 
 def add_llama_keys(writer: Any, config: HFConfig, head_dim: int) -> None:
@@ -145,7 +182,23 @@ def add_llama_keys(writer: Any, config: HFConfig, head_dim: int) -> None:
 
     writer.add_feed_forward_length(config.size("intermediate_size"))
     writer.add_head_count_kv(config.size("num_key_value_heads"))
-    writer.add_layer_norm_rms_eps(config.number("rms_norm_eps"))
+    if (eps := config.get("layer_norm_eps") or config.get("norm_epsilon")) is not None:
+        writer.add_layer_norm_eps(eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.number("rms_norm_eps"))
+    if experts := config.get("num_local_experts") or config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.size("num_experts_per_tok"))
+    if config.model_type == "gpt_oss":
+        writer.add_expert_feed_forward_length(config.size("intermediate_size"))
+    if size := config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(size)
+    if size := config.get("shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(size)
+    if config.get("clip_qkv"):
+        writer.add_clamp_kqv(config.number("clip_qkv"))
+    if config.get("logit_scale"):
+        writer.add_logit_scale(config.number("logit_scale"))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     if config.get("sliding_window"):
