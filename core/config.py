@@ -55,6 +55,7 @@ class ModelConfig:
         "auto is what the checkpoint says; mean, cls or last makes embeddings with any model",
         choices=("auto", "mean", "cls", "last"),
     )
+    images: bool = option(True, "read images, if the model does; without, its language model is loaded alone")
     tokenizer: str = option("", "folder or hub id of the tokenizer; empty for the model's own")
     skip_tokenizer_init: bool = option(False, "token ids in and out, no tokenizer")
     chat_template: str = option("", "file with a chat template; empty for the model's own", cli=True)

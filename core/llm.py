@@ -24,6 +24,7 @@ from .text.chat import ChatTemplate
 from .text.seq2seq import PreparedPrompt, prepare_seq2seq
 from .text.tokenizer import Tokenizer
 from .vision.images import take_images
+from .vision.processor import ImageReader
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class LLM:
         self._ids = itertools.count()
         self._latest: dict[str, RequestOutput] = {}
         self._chat_template: ChatTemplate | None = None
+        self._image_reader: ImageReader | None = None
 
     # ---- what it is ---------------------------------------------------------------------------------------
     @property
@@ -283,7 +285,7 @@ class LLM:
             self._chat_template = self._load_chat_template()
         options: dict[str, Any] = dict(template_options)
         if self.built.model.spec.vision is not None:
-            options["image_placeholder"] = self.built.images().placeholder
+            options["image_placeholder"] = self._images.placeholder
         return self._chat_template.render(messages, **options)
 
     def close(self) -> None:
@@ -329,7 +331,7 @@ class LLM:
         self, prompt: str | list[int], sources: Sequence[Any], add_special_tokens: bool = True
     ) -> PreparedPrompt:
         """A prompt whose placeholders are made room for its images."""
-        reader = self.built.images()
+        reader = self._images
         text = prompt if isinstance(prompt, str) else None
         if text is not None and reader.placeholder not in text:
             prompt = text = reader.with_placeholders(text, len(sources))
@@ -458,6 +460,12 @@ class LLM:
             images=prompt.images,
         )
         return request_id
+
+    @property
+    def _images(self) -> ImageReader:
+        if self._image_reader is None:
+            self._image_reader = self.built.images()
+        return self._image_reader
 
     @property
     def _engine(self) -> Engine:

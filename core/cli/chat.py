@@ -2,13 +2,13 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import RequestError
-from .complete import check_sampling, write_stream
+from .complete import check_sampling, with_images, write_stream
 from .exits import noted_interrupt
 from .options import engine_config, engine_options, sampling_options
 from .start import start_llm
@@ -25,6 +25,7 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops 
 @click.command()
 @click.argument("model", default=None, required=False)
 @click.option("--system", metavar="TEXT", help="System message of the conversation.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="An image before the first line.")
 @click.option("--url", metavar="URL", help="Chat with a server of OpenAI's API instead of loading a model.")
 @click.option("--api-key", metavar="KEY", help="Key for --url; default: HEADRACE_API_KEY or OPENAI_API_KEY.")
 @sampling_options
@@ -32,6 +33,7 @@ _HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops 
 def command(
     model: str | None,
     system: str | None,
+    images: tuple[str, ...],
     url: str | None,
     api_key: str | None,
     sampling: dict[str, Any],
@@ -44,6 +46,8 @@ def command(
     """
     config = engine_config(flags, model=model)
     check_sampling(sampling)
+    if url is not None and images:
+        raise click.UsageError("--image is for a model in this process, not for --url")
     if url is not None:
         from .remote import RemoteChat
 
@@ -60,12 +64,14 @@ def command(
                 remedies=["--chat-template FILE", "headrace complete MODEL PROMPT"],
             )
         params = dataclasses.replace(llm.default_sampling_params, **sampling)
-        _converse(lambda messages: _answer(llm, messages, params), system)
+        _converse(lambda messages: _answer(llm, messages, params), system, images)
 
 
-def _converse(answer_to: Callable[[list[dict[str, str]]], str], system: str | None) -> None:
+def _converse(
+    answer_to: Callable[[list[dict[str, Any]]], str], system: str | None, images: Sequence[str] = ()
+) -> None:
     start = [{"role": "system", "content": system}] if system else []
-    messages = list(start)
+    messages: list[dict[str, Any]] = list(start)
     click.echo(_HELP, err=True)
     while True:
         line = _read_line()
@@ -77,7 +83,8 @@ def _converse(answer_to: Callable[[list[dict[str, str]]], str], system: str | No
         elif line.strip().startswith("/"):
             click.echo(f"no such command; {_HELP}", err=True)
         elif line.strip():
-            messages.append({"role": "user", "content": line})
+            is_first = len(messages) == len(start)
+            messages.append({"role": "user", "content": with_images(line, images if is_first else ())})
             answer = answer_to(messages)
             if answer:
                 messages.append({"role": "assistant", "content": answer})
@@ -85,7 +92,7 @@ def _converse(answer_to: Callable[[list[dict[str, str]]], str], system: str | No
                 messages.pop()  # templates refuse two turns of the user in a row
 
 
-def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str:
+def _answer(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> str:
     """Stream the answer; what there is of it if it was stopped, "" if it was refused."""
     with noted_interrupt() as pressed:
         try:
@@ -99,7 +106,7 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams"
         return text
 
 
-def _answer_remote(remote: "RemoteChat", messages: list[dict[str, str]], sampling: dict[str, Any]) -> str:
+def _answer_remote(remote: "RemoteChat", messages: list[dict[str, Any]], sampling: dict[str, Any]) -> str:
     """The same with a server."""
     from .remote import Stopped, stopped_by_interrupt
 

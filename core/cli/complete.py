@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,11 +23,17 @@ _logger = logging.getLogger(__name__)
 @click.command()
 @click.argument("arguments", nargs=-1, metavar="[MODEL] PROMPT")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the chat template.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="An image before the prompt; may be repeated.")
 @sampling_options
 @engine_options
 @json_option
 def command(
-    arguments: tuple[str, ...], raw: bool, sampling: dict[str, Any], flags: dict[str, Any], as_json: bool
+    arguments: tuple[str, ...],
+    raw: bool,
+    images: tuple[str, ...],
+    sampling: dict[str, Any],
+    flags: dict[str, Any],
+    as_json: bool,
 ) -> None:
     """Complete a prompt, or answer it if the model is an instruct model.
 
@@ -46,7 +52,9 @@ def command(
     with start_llm(config) as llm:
         params = dataclasses.replace(llm.default_sampling_params, **sampling)
         use_template = llm.has_chat_template and not raw
-        request = [{"role": "user", "content": prompt}] if use_template else prompt
+        request: Any = [{"role": "user", "content": with_images(prompt, images)}] if use_template else prompt
+        if images and not use_template:
+            request = {"prompt": prompt, "multi_modal_data": {"image": list(images)}}
         outputs = llm.stream(request, params)
         last = drain(outputs) if as_json else write_stream(outputs)
         if as_json:
@@ -82,6 +90,13 @@ def read_prompt(argument: str) -> str:
             "the prompt is empty", code="empty_prompt", remedies=["headrace complete 'Once upon a time'"]
         )
     return prompt
+
+
+def with_images(text: str, images: Sequence[str]) -> str | list[dict[str, str]]:
+    """The content of a message with images of these files."""
+    if not images:
+        return text
+    return [*({"type": "image", "path": image} for image in images), {"type": "text", "text": text}]
 
 
 def check_sampling(sampling: dict[str, Any]) -> None:

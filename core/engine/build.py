@@ -130,6 +130,7 @@ def describe_model(config: EngineConfig, report: Report, *, with_images: bool = 
     """
     find = resolve_model if is_default(config.model) else resolve_config
     files = find(config.model, report)
+    with_images = with_images and config.model.images
     if files.kind == "gguf":
         source = GGUFSource(files.path)
         hf_config = config_from_gguf(source.metadata, source.names(), source.read)

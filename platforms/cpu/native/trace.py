@@ -109,7 +109,7 @@ def trace_decoder(spec: ModelSpec, dtype: str, group_of_layer: Sequence[int]) ->
     if spec.kind != "decoder" or spec.pooler is not None:
         raise UntraceableOp("native programs give logits of tokens, and this model makes vectors")
     if spec.vision is not None:
-        raise UntraceableOp("native programs have no encoder of images beside the decoder")
+        raise UntraceableOp("native programs have no encoder of images; HEADRACE_IMAGES=0 leaves it out")
     if any(layer.mixer is not None for layer in spec.layers):
         raise UntraceableOp("native programs have no kernels for recurrences over positions")
     tracer = Tracer(dtype)

@@ -38,7 +38,7 @@ def make_reader(folder: Path, model_type: str, token: str, merge: int, patch_siz
     vision = VisionSpec(
         encoder=encoder,
         projector=ProjectorSpec(dense=()),
-        image_token_id=backend.token_to_id(token),
+        image_token_id=int(backend.token_to_id(token) or 0),
         patch_size=patch_size,
         merge=merge,
     )
