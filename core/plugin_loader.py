@@ -207,11 +207,14 @@ def _discover() -> tuple[list[Plugin], list[tuple[Plugin, metadata.Distribution]
     """Our own entry points, and those of others, each sorted by distribution and name."""
     own: list[Plugin] = []
     others: list[tuple[Plugin, metadata.Distribution]] = []
+    named: dict[metadata.Distribution, tuple[str, str]] = {}  # each look at a name or a version parses a file
     for entry in metadata.entry_points(group=GROUP):
         distribution = entry.dist
         assert distribution is not None, entry
-        name = _normalize(distribution.name)
-        plugin = Plugin(name=entry.name, target=entry.value, distribution=name, version=distribution.version)
+        if distribution not in named:
+            named[distribution] = _normalize(distribution.name), distribution.version
+        name, version = named[distribution]
+        plugin = Plugin(name=entry.name, target=entry.value, distribution=name, version=version)
         if plugin.is_own:
             own.append(plugin)
         elif not _is_disabled():

@@ -58,6 +58,7 @@ class NativeRunner(Runner):
             "tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
             "logits": config.max_num_seqs,
         }
+        self._arena_bytes = plan_arena(self._trace, self._max_rows).num_bytes
         self._tensors: dict[str, Any] = {}
         self._in_torch = {
             operand.name
@@ -150,7 +151,7 @@ class NativeRunner(Runner):
                 sum(_ops.kv_bytes(1, size, heads, dim, self._kv_dtype) for heads, dim in group.heads)
                 for group in self.config.groups
             ),
-            step_bytes=plan_arena(self._trace, self._max_rows).num_bytes,
+            step_bytes=self._arena_bytes,
         )
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
