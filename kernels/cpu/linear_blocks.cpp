@@ -16,7 +16,7 @@ constexpr int64_t kPrefetch = 4096;
 template <Format format, class T, int kRows>
 INLINE void tile(const LinearArgs &args, const Group *x, int64_t num_groups, int64_t panel, int64_t token) {
     constexpr BlockShape kShape = BlockShape::of(format);
-    constexpr int kSums = kShape.num_scales, kQuadsPerSum = kQuads / kSums;
+    constexpr int kSums = kShape.num_scales, kQuadsPerSum = kQuads / kSums, kTogether = quads_of_part(kShape);
     const Weight &weight = args.weight;
     BlockReader<format> blocks(weight, weight.data + panel * weight.panel_bytes);
     const Target<T> target = target_of<T>(args, token, panel * kPanel);
@@ -27,17 +27,24 @@ INLINE void tile(const LinearArgs &args, const Group *x, int64_t num_groups, int
         for (int r = 0; r < kRows; ++r)
             for (int s = 0; s < kSums; ++s)
                 for (int v = 0; v < kVecs; ++v) sums[r][s][v] = I{} + x[r * num_groups + g].start[s];
-        for (int u = 0; u < kQuads; ++u) {
-            if (kRows == 1) __builtin_prefetch(blocks.data + u * kPanel * 4 + kPrefetch);
-            for (int v = 0; v < kVecs; ++v) {
-                I words[kWordsPerQuad];
-                read_quad<format>(blocks, u, v, words);
-                for (int r = 0; r < kRows; ++r)
-                    for (int i = 0; i < kWordsPerQuad; ++i) {
-                        I &sum = sums[r][u / kQuadsPerSum][v];
-                        sum = mac(sum, words[i], x[r * num_groups + g].words[u * kWordsPerQuad + i]);
-                    }
+        for (int first = 0; first < kQuads; first += kTogether) {
+            const int s = first / kQuadsPerSum;
+            Part parts[kRows][kVecs];
+            for (int r = 0; r < kRows; ++r)
+                for (int v = 0; v < kVecs; ++v) parts[r][v] = begin_part(sums[r][s][v]);
+            for (int u = first; u < first + kTogether; ++u) {
+                if (kRows == 1) __builtin_prefetch(blocks.data + u * kPanel * 4 + kPrefetch);
+                for (int v = 0; v < kVecs; ++v) {
+                    I words[kWordsPerQuad];
+                    read_quad<format>(blocks, u, v, words);
+                    for (int r = 0; r < kRows; ++r)
+                        for (int i = 0; i < kWordsPerQuad; ++i)
+                            parts[r][v] = mac<kShape.bits>(parts[r][v], words[i],
+                                                           x[r * num_groups + g].words[u * kWordsPerQuad + i]);
+                }
             }
+            for (int r = 0; r < kRows; ++r)
+                for (int v = 0; v < kVecs; ++v) sums[r][s][v] = end_part(sums[r][s][v], parts[r][v]);
         }
         for (int r = 0; r < kRows; ++r)
             for (int v = 0; v < kVecs; ++v) {

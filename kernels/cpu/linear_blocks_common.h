@@ -14,11 +14,28 @@ namespace {
 constexpr int kVecs = kPanel / kLanes;
 constexpr int64_t kGroup = kPieceColumns;
 constexpr int kQuads = 8;  // quads of columns in a group
-#ifdef HEADRACE_HAS_DOT
+#if defined(HEADRACE_HAS_DOT) || defined(HEADRACE_HAS_256)
 constexpr int kWordsPerQuad = 1;  // four int8
 #else
 constexpr int kWordsPerQuad = 2;  // two int16: columns 0 and 2 of the quad, then 1 and 3
 #endif
+#ifdef HEADRACE_HAS_256
+typedef S Part;  // of an integer sum: sums of pairs of columns
+#else
+typedef I Part;  // the sum itself
+#endif
+
+// Quads that a part may take before it joins the sum.
+constexpr int quads_of_part(BlockShape shape) {
+    const int all = kQuads / shape.num_scales;
+#ifdef HEADRACE_HAS_256
+    // A pair of products is at most 2 * 127 * (2^bits - 1), or 2 * 127 * 128 for signed integers.
+    const int fit = shape.bits == 8 ? 1 : (1 << 15) / (254 * ((1 << shape.bits) - 1));
+    return fit < all ? fit : all;
+#else
+    return all;
+#endif
+}
 
 // 32 columns of a row of x.
 struct Group {
@@ -54,19 +71,17 @@ INLINE void quantize(const T *x, int64_t count, Group *group) {
     for (int64_t k = 0; k < kGroup; k += kLanes) {
         const I shifted = bits_as<I>(load_as_float(x + k) * inverse + shift), level = shifted - bits_as<I>(shift);
         sums[k / (kGroup / 2)] += sum(level);
-#ifndef HEADRACE_HAS_DOT
-        store(levels + k, level);
-#else
-        store(reinterpret_cast<char *>(group->words) + k, __builtin_convertvector(bits_as<U>(shifted), B));
-#endif
+        if constexpr (kWordsPerQuad == 1)
+            store(reinterpret_cast<char *>(group->words) + k, __builtin_convertvector(bits_as<U>(shifted), B));
+        else
+            store(levels + k, level);
     }
-#ifndef HEADRACE_HAS_DOT
-    for (int u = 0; u < kQuads; ++u) {
-        const auto level = [&](int k) { return static_cast<uint32_t>(levels[4 * u + k]); };
-        group->words[2 * u] = (level(0) & 0xFFFF) | level(2) << 16;
-        group->words[2 * u + 1] = (level(1) & 0xFFFF) | level(3) << 16;
-    }
-#endif
+    if constexpr (kWordsPerQuad == 2)
+        for (int u = 0; u < kQuads; ++u) {
+            const auto level = [&](int k) { return static_cast<uint32_t>(levels[4 * u + k]); };
+            group->words[2 * u] = (level(0) & 0xFFFF) | level(2) << 16;
+            group->words[2 * u + 1] = (level(1) & 0xFFFF) | level(3) << 16;
+        }
     const bool is_split = BlockShape::of(format).num_scales == 2;
     group->start[0] = -zero_of<format>() * (is_split ? sums[0] : sums[0] + sums[1]);
     group->start[1] = -zero_of<format>() * sums[1];
@@ -90,8 +105,10 @@ void quantize_rows(const LinearArgs &args, int64_t first, int64_t rows, Group *x
 template <Format format>
 INLINE void read_quad(const BlockReader<format> &blocks, int u, int v, I *words) {
     const I word = blocks.quad(u, v);
-#ifdef HEADRACE_HAS_DOT
+#if defined(HEADRACE_HAS_DOT)
     words[0] = format == Format::q8_0 ? word ^ splat_word(0x80808080) : word;
+#elif defined(HEADRACE_HAS_256)
+    words[0] = word;
 #else
     if constexpr (format == Format::q8_0) {
         words[0] = bits_as<I>((bits_as<S>(word) << 8) >> 8);
@@ -103,11 +120,34 @@ INLINE void read_quad(const BlockReader<format> &blocks, int u, int v, I *words)
 #endif
 }
 
-INLINE I mac(I acc, I w, uint32_t x) {
-#ifdef HEADRACE_HAS_DOT
-    return dot_u8_i8(acc, w, splat_word(x));
+// An integer sum as a part of it begins, grows by the products of a word, and ends.
+INLINE Part begin_part([[maybe_unused]] I sum) {
+#ifdef HEADRACE_HAS_256
+    return Part{};
 #else
-    return dot_i16(acc, w, splat_word(x));
+    return sum;
+#endif
+}
+template <int bits>
+INLINE Part mac(Part part, I w, uint32_t x) {
+#if defined(HEADRACE_HAS_DOT)
+    return dot_u8_i8(part, w, splat_word(x));
+#elif defined(HEADRACE_HAS_256)
+    // Products of unsigned w: the sign of a signed one goes to x.
+    const __m256i integers = bits_as<__m256i>(w), levels = _mm256_set1_epi32(static_cast<int32_t>(x));
+    if constexpr (bits == 8)
+        return part + bits_as<S>(_mm256_maddubs_epi16(_mm256_abs_epi8(integers), _mm256_sign_epi8(levels, integers)));
+    else
+        return part + bits_as<S>(_mm256_maddubs_epi16(integers, levels));
+#else
+    return dot_i16(part, w, splat_word(x));
+#endif
+}
+INLINE I end_part([[maybe_unused]] I sum, Part part) {
+#ifdef HEADRACE_HAS_256
+    return dot_i16(sum, bits_as<I>(part), splat_word(0x00010001));
+#else
+    return part;
 #endif
 }
 

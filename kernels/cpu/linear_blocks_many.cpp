@@ -51,7 +51,8 @@ void unpack(const Weight &weight, int64_t panel, int64_t num_panels, Unpacked *p
     }
 }
 
-template <int kSums, bool kHasOffset, class T, int kRows>
+// kBits: 8 if integers may be signed. kTogether: words of a part.
+template <int kSums, int kBits, int kTogether, bool kHasOffset, class T, int kRows>
 INLINE void tile(const Group *x, int64_t num_groups, const Unpacked *pieces, const Target<T> &target) {
     constexpr int kWords = kQuads * kWordsPerQuad / kSums;  // of a sum
     V acc[kRows][kTileVecs] = {};
@@ -61,12 +62,19 @@ INLINE void tile(const Group *x, int64_t num_groups, const Unpacked *pieces, con
             I sums[kRows][kTileVecs];
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kTileVecs; ++v) sums[r][v] = splat_word(x[r * num_groups + g].start[s]);
-            for (int j = s * kWords; j < (s + 1) * kWords; ++j) {
-                I words[kTileVecs];
-                for (int v = 0; v < kTileVecs; ++v) words[v] = piece.words[j][v];
+            for (int first = s * kWords; first < (s + 1) * kWords; first += kTogether) {
+                Part parts[kRows][kTileVecs];
                 for (int r = 0; r < kRows; ++r)
-                    for (int v = 0; v < kTileVecs; ++v)
-                        sums[r][v] = mac(sums[r][v], words[v], x[r * num_groups + g].words[j]);
+                    for (int v = 0; v < kTileVecs; ++v) parts[r][v] = begin_part(sums[r][v]);
+                for (int j = first; j < first + kTogether; ++j) {
+                    I words[kTileVecs];
+                    for (int v = 0; v < kTileVecs; ++v) words[v] = piece.words[j][v];
+                    for (int r = 0; r < kRows; ++r)
+                        for (int v = 0; v < kTileVecs; ++v)
+                            parts[r][v] = mac<kBits>(parts[r][v], words[v], x[r * num_groups + g].words[j]);
+                }
+                for (int r = 0; r < kRows; ++r)
+                    for (int v = 0; v < kTileVecs; ++v) sums[r][v] = end_part(sums[r][v], parts[r][v]);
             }
             for (int r = 0; r < kRows; ++r)
                 for (int v = 0; v < kTileVecs; ++v)
@@ -82,18 +90,18 @@ INLINE void tile(const Group *x, int64_t num_groups, const Unpacked *pieces, con
         for (int v = 0; v < kTileVecs; ++v) target.put(r, v, acc[r][v]);
 }
 
-template <int kSums, bool kHasOffset, class T>
+template <int kSums, int kBits, int kTogether, bool kHasOffset, class T>
 void tiles(const Group *x, int64_t num_groups, int64_t rows, const Unpacked *pieces, Target<T> target) {
     for (int64_t r = 0; r < rows;) {
         int64_t count = 1;
         if (rows - r >= kTileRows) {
             count = kTileRows;
-            tile<kSums, kHasOffset, T, kTileRows>(x, num_groups, pieces, target);
+            tile<kSums, kBits, kTogether, kHasOffset, T, kTileRows>(x, num_groups, pieces, target);
         } else if (rows - r >= 2 && kTileRows > 2) {
             count = 2;
-            tile<kSums, kHasOffset, T, 2>(x, num_groups, pieces, target);
+            tile<kSums, kBits, kTogether, kHasOffset, T, 2>(x, num_groups, pieces, target);
         } else {
-            tile<kSums, kHasOffset, T, 1>(x, num_groups, pieces, target);
+            tile<kSums, kBits, kTogether, kHasOffset, T, 1>(x, num_groups, pieces, target);
         }
         r += count;
         x += count * num_groups;
@@ -123,8 +131,9 @@ struct Path {
                 quantize_rows<format, T>(args, first, rows, x);
             }
             unpack<format>(weight, panel, num_panels, pieces);
-            tiles<kShape.num_scales, kShape.has_offset>(x, num_groups, rows, pieces,
-                                                        target_of<T>(args, first, panel * kPanel));
+            constexpr int kTogether = quads_of_part(kShape) * kWordsPerQuad;
+            tiles<kShape.num_scales, kShape.bits == 8 ? 8 : 0, kTogether, kShape.has_offset>(
+                x, num_groups, rows, pieces, target_of<T>(args, first, panel * kPanel));
         }
     }
 };

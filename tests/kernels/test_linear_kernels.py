@@ -165,6 +165,25 @@ def test_linear_of_quantized_x(
     assert kit.nmse(out.array, kit.to_float64(x) @ meaning.T + bias) < limit + 1e-4
 
 
+@pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("format", list(BLOCKS))
+def test_sums_of_the_largest_integers_fit(kit: Any, tier: str, format: str, byte: int) -> None:
+    """Of weights and of x, of one sign: a sum in 16 bits is as large as it can be."""
+    columns, num_bytes = BLOCKS[format]
+    raw = np.full((17, 512 // columns, num_bytes), byte, np.uint8)
+    for at in HALVES.get(format, (0,)):
+        raw[..., at : at + 2] = np.array([0.05], np.float16).view(np.uint8)
+    blocks = raw.reshape(17, -1)
+    weight = ops.PackedWeight(format, 17, 512)
+    weight.write_blocks(0, blocks)
+    meaning = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[format.upper()]).astype(np.float64)
+    x = np.outer([1, -1, 1, -1, 1], np.ones(512)).astype(np.float32)
+    for num_tokens in (1, 3, 5):
+        out = kit.Guarded((num_tokens, 17), "float32")
+        ops.linear(out.array, x[:num_tokens], weight, quantize_x=True)
+        assert kit.nmse(out.check(), x[:num_tokens] @ meaning.T) < kit.limits["float32"]
+
+
 @pytest.mark.parametrize("format", QUANTIZED)
 def test_bits_with_quantized_x_do_not_depend_on_batch_or_threads(kit: Any, tier: str, format: str) -> None:
     cols = fit(format, 1088)
