@@ -10,6 +10,7 @@ _GLM4V: Mapping[str, Any] = {
     "head_dim": None, "max_position_embeddings": 32768, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "camembert": ("roberta", {}),
     "gemma4_unified_text": (
         "gemma4_text",
         {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024},
@@ -32,6 +33,7 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "llama",
         {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
     ),
+    "ministral": ("mistral", {}),
     "paddleocr_vl_text": (
         "llama",
         {
@@ -39,6 +41,7 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
         },
     ),
+    "plbart": ("bart", {"scale_embedding": True}),
     "qwen2_5_omni_text": ("qwen2", {"num_key_value_heads": 4, "rope_theta": 1000000.0, "tie_word_embeddings": True}),
     "qwen2_5_vl_text": ("qwen2", _QWEN2_VL),
     "qwen2_vl_text": ("qwen2", _QWEN2_VL),
@@ -47,6 +50,7 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "deepseek_v3",
         {"n_routed_experts": 128, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     ),
+    "xlm_roberta": ("roberta", {}),
     "solar_open": (
         "glm4_moe",
         {

@@ -72,6 +72,10 @@ PUBLISHED_RECENT: Mapping[str, Config] = {
         "hy_v3", (120832, 4096, 13312, 80, 64, 8, 131072), head_dim=128, num_experts=192, num_experts_per_tok=8,
         num_shared_experts=1, moe_intermediate_size=1536, router_scaling_factor=2.826, rms_norm_eps=1e-5,
     ),
+    "command_a_moe_sizes": _model(
+        "cohere2_moe", (256000, 8192, 4096, 40, 64, 8, 131072), head_dim=128, sliding_window=4096, num_experts=64,
+        num_experts_per_tok=4, rope_theta=50000.0, first_k_dense_replace=1, logit_scale=0.25,
+    ),
     "aria_25b_text": _model(
         "aria_text", (100352, 2560, 1664, 28, 20, 20, 65536), moe_num_experts=64, moe_topk=6,
         moe_num_shared_experts=2, rope_theta=5000000,

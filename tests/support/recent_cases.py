@@ -19,6 +19,10 @@ SWA: Mapping[str, Any] = {
     "attention_multiplier": 0.2, "sliding_window": 6, "layer_rope_theta": [0, 10000.0, 500.0, 10000.0],
 }  # fmt: skip
 VAULT: Mapping[str, Any] = {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20}
+COHERE2_MOE: Mapping[str, Any] = {
+    "head_dim": 24, "sliding_window": 6, "tie_word_embeddings": False, "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+    "layer_types": ["full_attention", "sliding_attention"] * 2,
+}  # fmt: skip
 SPARSE = ["dense", "sparse", "sparse", "sparse"]
 RECENT_CASES = (
     Case("gemma4", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
@@ -35,6 +39,7 @@ RECENT_CASES = (
     Case("vaultgemma", "vaultgemma", VAULT, has_sdpa=False),
     Case("nanochat", "nanochat", {}),
     Case("hy_v3", "hy_v3", {"head_dim": 16, "mlp_layer_types": SPARSE}),
+    Case("cohere2_moe", "cohere2_moe", {**COHERE2_MOE, "prefix_dense_intermediate_size": 40}),
     Case("aria_text", "aria_text", {"tie_word_embeddings": False}),
 )
 RECENT_FLAGS = (
@@ -44,6 +49,17 @@ RECENT_FLAGS = (
     Case("flex_olmo_bias", "flex_olmo", {"attention_bias": True, "norm_topk_prob": True, "num_experts_per_tok": 3}),
     Case("nanochat_bias", "nanochat", {"attention_bias": True, "final_logit_softcapping": None}),
     Case("hy_v3_bias", "hy_v3", {"head_dim": 16, "attention_bias": True}),
+    Case(
+        "cohere2_moe_shared",
+        "cohere2_moe",
+        {
+            **COHERE2_MOE,
+            "num_shared_experts": 1,
+            "shared_expert_combination_strategy": "sum",
+            "expert_selection_fn": "sigmoid",
+            "rms_norm_eps": 1e-6,
+        },
+    ),
     Case(
         "gemma4_experts",
         "gemma4_text",

@@ -1,4 +1,4 @@
-"""Mistral 7B, Nemo, Small: Llama, with a sliding window in the first release."""
+"""Mistral 7B, Nemo, Small, Ministral 8B: Llama, of which some have a sliding window."""
 
 from ..config import HFConfig
 from ..llama_like import FULL, SLIDING, llama_like
@@ -14,4 +14,4 @@ def to_spec(config: HFConfig) -> ModelSpec:
         num_key_value_heads=8, max_position_embeddings=131072, hidden_act="silu", sliding_window=4096
     )
     kind = SLIDING if config.integer("sliding_window", null=0) else FULL
-    return llama_like(config, layer_types=[kind] * config.num_layers())
+    return llama_like(config, layer_types=config.texts("layer_types") or [kind] * config.num_layers())

@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT whose positions begin behind the padding token's id."""
+"""RoBERTa (Liu et al. 2019), and CamemBERT and XLM-RoBERTa: BERT whose positions begin behind padding's id."""
 
 from ...errors import ModelError
 from ..bert_like import bert_like, bert_names, two_layer_head
