@@ -143,15 +143,22 @@ class Tokenizer:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model's folder, as Hugging Face lays it out.
 
-    Reads tokenizer.json (else converts the original files through transformers, if that is installed),
-    tokenizer_config.json, special_tokens_map.json, chat_template.jinja and chat_templates/*.jinja. As in
-    transformers, what is put around a text is tokenizer.json's matter; the config's add_bos_token is not heard.
+    Reads tokenizer.json, else Llama's kind of tokenizer.model, else what transformers makes of the original files;
+    and tokenizer_config.json, special_tokens_map.json, chat_template.jinja and chat_templates/*.jinja. As in
+    transformers, what is put around a text is tokenizer.json's matter, and the config's add_bos_token is heard only
+    where there is none.
     Raises ModelError if there is no tokenizer or a file is damaged.
     """
     config = _read_json(path / "tokenizer_config.json")
     file = path / "tokenizer.json"
-    backend = _read_backend(file) if file.is_file() else _convert_slow(path)
-    special = _special_tokens({**_read_json(path / "special_tokens_map.json"), **config})
+    known: Mapping[str, str] = {}
+    if file.is_file():
+        backend = _read_backend(file)
+    elif (found := _read_original(path, config)) is not None:
+        backend, known = found.backend, found.special_tokens
+    else:
+        backend = _convert_slow(path)
+    special = {**known, **_special_tokens({**_read_json(path / "special_tokens_map.json"), **config})}
     _add_config_tokens(backend, config, special)
     templates = _read_templates(path, config)
     return Tokenizer(backend, TokenizerInfo(special_tokens=special, chat_templates=templates))
@@ -199,6 +206,16 @@ def _read_backend(file: Path) -> "tokenizers.Tokenizer":
             f"{file} is damaged or newer than the installed tokenizers {tokenizers.__version__}: {error}",
             remedies=("download the file again", "pip install -U tokenizers"),
         ) from error
+
+
+def _read_original(path: Path, config: Mapping[str, Any]) -> Tokenizer | None:
+    """SentencePiece's own file, if it is of the kind that is read here."""
+    file = path / SLOW_FILES[0]
+    if not file.is_file():
+        return None
+    from .sentencepiece_model import read_sentencepiece
+
+    return read_sentencepiece(file, config)
 
 
 def _convert_slow(path: Path) -> "tokenizers.Tokenizer":

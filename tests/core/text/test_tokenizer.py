@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from headrace.core.errors import ModelError, RequestError
 from headrace.core.text.bad_words import bad_word_ids
 from headrace.core.text.tokenizer import Tokenizer, load_tokenizer
+from tiny_tokenizers import train_sentencepiece
 
 CONFIG = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>"}
 
@@ -168,3 +169,67 @@ def test_importing_loads_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+# ---- SentencePiece's own file -----------------------------------------------------------------------------
+ODD_TEXTS = (
+    "Hello world", "  two  spaces  ", "", " ", "\u4f60\u597d \U0001f600 \U0001f469\u200d\U0001f680",
+    "tab\tnew\n\nline", "caf\u00e9 cafe\u0301 \ufb01", "\u200b\u00a0x\ufeff",
+    "\u0130\u0131 \uac00 \u1112\u1161\u11ab", "\x07\U0010ffff",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def llama_model() -> sentencepiece.SentencePieceProcessor:
+    """BPE with bytes for what it lacks, as Llama's file is."""
+    return train_sentencepiece(
+        "bpe", vocab_size=400, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False
+    )
+
+
+@pytest.mark.parametrize("ends", [{}, {"add_bos_token": False, "add_eos_token": True}])
+def test_a_sentencepiece_file_equals_the_library(
+    ends: dict[str, bool], tmp_path: Path, llama_model: sentencepiece.SentencePieceProcessor
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(llama_model.serialized_model_proto())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer", **ends}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.bos_token_id == 1 and tokenizer.end_token_ids == (2,) and tokenizer.unk_token_id == 0
+    assert tokenizer.vocab_size == llama_model.get_piece_size()
+    for text in ODD_TEXTS:
+        ids = llama_model.encode(text)
+        assert tokenizer.encode(text, add_special_tokens=False) == ids, text
+        assert tokenizer.encode(text) == ([*ids, 2] if ends else [1, *ids])
+        assert tokenizer.decode(ids) == llama_model.decode(ids)
+
+
+def test_a_sentencepiece_file_needs_no_torch(
+    tmp_path: Path, llama_model: sentencepiece.SentencePieceProcessor
+) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(llama_model.serialized_model_proto())
+    code = (
+        "import sys, pathlib\nfrom headrace.core.text.tokenizer import load_tokenizer\n"
+        f"load_tokenizer(pathlib.Path({str(tmp_path)!r}))\n"
+        "assert not {'torch', 'transformers', 'sentencepiece'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("options", [{}, {"normalization_rule_name": "identity"}])
+def test_other_sentencepiece_files_are_left_to_transformers(options: dict[str, Any], tmp_path: Path) -> None:
+    from headrace.core.text.sentencepiece_model import read_sentencepiece
+
+    for name, kind in (("unigram", "unigram"), ("bpe", "bpe")):
+        model = train_sentencepiece(kind, vocab_size=200, hard_vocab_limit=False, **options)
+        (tmp_path / name).write_bytes(model.serialized_model_proto())
+        assert read_sentencepiece(tmp_path / name, {}) is None  # normalized, or without extra spaces
+
+
+def test_a_damaged_sentencepiece_file_is_none(
+    tmp_path: Path, llama_model: sentencepiece.SentencePieceProcessor
+) -> None:
+    from headrace.core.text.sentencepiece_model import read_sentencepiece
+
+    for data in (b"", b"junk", b"IQ== 0\nIg== 1\n", llama_model.serialized_model_proto()[:-3], b"\xff" * 40):
+        (tmp_path / "m").write_bytes(data)
+        assert read_sentencepiece(tmp_path / "m", {}) is None, data[:20]
