@@ -70,7 +70,7 @@ def test_the_language_model_inside_a_published_config_is_what_transformers_reads
     stated = raw.get("text_config", raw).get("tie_word_embeddings", raw.get("tie_word_embeddings"))
     tied = theirs.to_dict().get("tie_word_embeddings", False) if stated is None else stated
     expected = read_spec(HFConfig({**theirs.to_dict(), "tie_word_embeddings": tied}))
-    got = read_spec(HFConfig(raw))
+    got = read_spec(HFConfig(raw), with_images=False)
     assert dataclasses.replace(got, dtype="") == dataclasses.replace(expected, dtype="")
 
 
