@@ -47,6 +47,7 @@ _LONG_TIMES_S = (
     480.0,
 )
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+_NUMBERS = (1, 2, 5, 10, 20)
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -85,9 +86,12 @@ class Metrics:
         self.queue_s = Histogram(_LONG_TIMES_S)
         self.prefill_s = Histogram(_LONG_TIMES_S)
         self.decode_s = Histogram(_LONG_TIMES_S)
+        self.inference_s = Histogram(_LONG_TIMES_S)
         self.prompt_len = Histogram(_TOKENS)
         self.output_len = Histogram(_TOKENS)
+        self.max_output_len = Histogram(_TOKENS)
         self.max_tokens = Histogram(_TOKENS)
+        self.n = Histogram(_NUMBERS)
         self.step_tokens = Histogram(_STEP_TOKENS)
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -169,9 +173,12 @@ def _histograms(metrics: Metrics) -> list[tuple[str, Histogram]]:
         ("vllm:request_queue_time_seconds", metrics.queue_s),
         ("vllm:request_prefill_time_seconds", metrics.prefill_s),
         ("vllm:request_decode_time_seconds", metrics.decode_s),
+        ("vllm:request_inference_time_seconds", metrics.inference_s),
         ("vllm:request_prompt_tokens", metrics.prompt_len),
         ("vllm:request_generation_tokens", metrics.output_len),
+        ("vllm:request_max_num_generation_tokens", metrics.max_output_len),
         ("vllm:request_params_max_tokens", metrics.max_tokens),
+        ("vllm:request_params_n", metrics.n),
         ("vllm:iteration_tokens_total", metrics.step_tokens),
     ]
 
@@ -198,6 +205,9 @@ _HELP = {
     "vllm:request_queue_time_seconds": "from arrival to the first step",
     "vllm:request_prefill_time_seconds": "from the first step to the first token",
     "vllm:request_decode_time_seconds": "from the first token to the end",
+    "vllm:request_inference_time_seconds": "from the first step to the end",
+    "vllm:request_max_num_generation_tokens": "tokens of a request's longest completion",
+    "vllm:request_params_n": "completions that a request asks for of each prompt",
     "vllm:prompt_tokens": "prompt tokens of requests that started",
     "vllm:generation_tokens": "tokens generated",
     "headrace_engine_restarts": "engine processes that died and were replaced",

@@ -40,8 +40,10 @@ def log_finished(generation: Generation, metrics: Metrics) -> Mapping[int, str]:
     done_s = generation.done_s or 0.0
     metrics.e2e_s.observe(done_s - generation.arrival_s)
     metrics.output_len.observe(generation.num_output_tokens)
+    metrics.max_output_len.observe(max((len(c.output_token_ids) for c in generation.completions), default=0))
     if generation.scheduled_s is not None:
         metrics.queue_s.observe(times.queue_s or 0.0)
+        metrics.inference_s.observe(done_s - generation.scheduled_s)
         metrics.prompt_tokens += generation.num_prompt_tokens
         metrics.prompt_len.observe(generation.num_prompt_tokens)
     if generation.first_token_s is not None:

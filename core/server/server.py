@@ -170,6 +170,7 @@ class Server:
                     )
                 )
         self.metrics.max_tokens.observe(params.max_tokens if params.max_tokens is not None else 0)
+        self.metrics.n.observe(params.n)
         self._queue(generation)
         return generation
 

@@ -93,6 +93,13 @@ def test_metrics(server: LiveServer) -> None:
     assert grown("vllm:time_to_first_token_seconds_count") == 1
     assert grown("vllm:inter_token_latency_seconds_count") == 6
     assert grown("vllm:e2e_request_latency_seconds_sum") == pytest.approx(out["timings"]["e2e_s"], abs=0.05)
+    times = [grown(f"vllm:request_{name}_time_seconds_sum") for name in ("prefill", "decode", "inference")]
+    assert times[0] + times[1] == pytest.approx(times[2])
+    server.post("/v1/completions", {"prompt": "The quick", "max_tokens": 7, "n": 3, "ignore_eos": True})
+    before, after = after, server.metrics()
+    assert grown("vllm:request_params_n_sum") == 3
+    assert grown("vllm:request_generation_tokens_sum") == 21
+    assert grown("vllm:request_max_num_generation_tokens_sum") == 7
     assert after["vllm:num_requests_running"] == 0 and after["vllm:kv_cache_usage_perc"] == 0
 
 
