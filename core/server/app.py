@@ -62,13 +62,14 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSpec:
-    """One route: what it takes (None: no body) and gives (None: no JSON)."""
+    """One route: what it takes (None: no body) and gives (None: no JSON). also: other paths that clients know."""
 
     path: str
     endpoint: Endpoint
     method: str = "POST"
     takes: Any = None
     gives: Any = None
+    also: tuple[str, ...] = ()
 
 
 def route_table() -> list[RouteSpec]:
@@ -108,9 +109,23 @@ def route_table() -> list[RouteSpec]:
         RouteSpec(
             path="/v1/embeddings", endpoint=pooling.embeddings, takes=EmbeddingRequest, gives=EmbeddingResponse
         ),
-        RouteSpec(path="/v1/score", endpoint=pooling.score, takes=ScoreRequest, gives=ScoreResponse),
-        RouteSpec(path="/v1/rerank", endpoint=pooling.rerank, takes=RerankRequest, gives=RerankResponse),
-        RouteSpec(path="/v1/classify", endpoint=pooling.classify, takes=ClassifyRequest, gives=ClassifyResponse),
+        RouteSpec(
+            path="/v1/score", endpoint=pooling.score, takes=ScoreRequest, gives=ScoreResponse, also=("/score",)
+        ),
+        RouteSpec(
+            path="/v1/rerank",
+            endpoint=pooling.rerank,
+            takes=RerankRequest,
+            gives=RerankResponse,
+            also=("/rerank", "/v2/rerank"),
+        ),
+        RouteSpec(
+            path="/v1/classify",
+            endpoint=pooling.classify,
+            takes=ClassifyRequest,
+            gives=ClassifyResponse,
+            also=("/classify",),
+        ),
         RouteSpec(path="/v1/audio/transcriptions", endpoint=audio.transcriptions, gives=TranscriptionResponse),
         RouteSpec(path="/v1/audio/translations", endpoint=audio.translations, gives=TranscriptionResponse),
         RouteSpec(path="/tokenize", endpoint=service.tokenize, takes=TokenizeRequest, gives=TokenizeResponse),
@@ -135,7 +150,8 @@ def make_app(server: Server) -> ASGIApp:
     table.append(openapi_route(table, needs_key=len(server.keys) > 0))
     by_path: dict[str, dict[str, Endpoint]] = {}
     for spec in table:
-        by_path.setdefault(spec.path, {})[spec.method] = _guarded(spec.endpoint, server)
+        for path in (spec.path, *spec.also):
+            by_path.setdefault(path, {})[spec.method] = _guarded(spec.endpoint, server)
     app = Starlette(
         routes=[Route(path, _by_method(found), methods=list(found)) for path, found in by_path.items()],
         exception_handlers={HTTPException: _no_route},

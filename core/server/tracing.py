@@ -3,6 +3,7 @@
 Spans are made when a request is done, out of the times that it kept: a running request costs nothing more.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ class Tracing:
         def at(moment_s: float) -> int:
             return now_ns - round((now_s - moment_s) * 1e9)
 
-        operation = _OPERATIONS.get(generation.route, "chat")
+        operation = _OPERATIONS.get("/v1" + re.sub(r"^/v\d", "", generation.route), "chat")
         parent = self._propagator.extract(generation.trace_headers)
         span = self._tracer.start_span(
             f"{operation} {model}",

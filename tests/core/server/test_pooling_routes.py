@@ -97,6 +97,12 @@ def test_scores_and_ranks_are_cosines(embedder: tuple[LiveServer, LLM]) -> None:
     ranked = server.post("/v1/rerank", {**body, "top_n": 2}).json()["results"]
     assert [entry["index"] for entry in ranked] == order[:2]
     assert ranked[0]["document"] == {"text": TEXTS[order[0]]}
+    for also in ("/rerank", "/v2/rerank"):
+        again = server.post(also, {**body, "top_n": 2}).json()["results"]
+        assert [entry["index"] for entry in again] == order[:2]
+    again = server.post("/score", {"text_1": "fox", "text_2": TEXTS}).json()["data"]
+    assert [entry["score"] for entry in again] == pytest.approx(wanted, abs=1e-5)
+    assert "embeddings" in server.post("/classify", {"input": "x"}).json()["error"]["message"]
     bare = server.post("/v1/rerank", {**body, "return_documents": False}).json()["results"]
     assert len(bare) == 3 and "document" not in bare[0]
     assert server.post("/v1/score", {"text_1": ["a", "b"], "text_2": TEXTS}).status_code == 400

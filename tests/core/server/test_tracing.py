@@ -136,3 +136,10 @@ def test_a_collector_gets_the_spans(model_folder: Path) -> None:
     attributes = {item.key: item.value for item in root.attributes}
     assert attributes["gen_ai.response.id"].string_value == answer["id"]
     assert attributes["gen_ai.usage.output_tokens"].int_value == 3
+
+
+@pytest.mark.parametrize("route", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_routes_by_other_paths(route: str) -> None:
+    generation = make_generation()
+    generation.route = route
+    assert record(generation)["rerank tiny"].attributes["gen_ai.operation.name"] == "rerank"
