@@ -94,6 +94,8 @@ class Caps:
     """what a KV cache may hold instead of activations' dtype, such as "int8" (see ops.attention)"""
     schemes: tuple[str, ...] = ()
     """weight schemes with kernels of their own, such as "int8" or "q8_0"; others are dequantized, reported as slow"""
+    packs_experts: bool = False
+    """experts are held in these schemes, too"""
     depth: int = 0
     """steps that may be in flight before the first one's result is read"""
     capture: Literal["none", "graph", "compile", "tape"] = "none"

@@ -106,7 +106,7 @@ def param_bytes(
         scheme = scheme_of(param, quantization)
         if param.kind not in ("linear", "embedding", "stacked"):
             sizes[param.name] = 4 * param.num_elements
-        elif scheme is not None and scheme.name in caps.schemes and param.kind != "stacked":
+        elif scheme is not None and scheme.name in caps.schemes and (param.kind != "stacked" or caps.packs_experts):
             sizes[param.name] = packed_bytes(param.shape, scheme)
         else:
             sizes[param.name] = packed_bytes(param.shape, dtype)
@@ -132,7 +132,7 @@ def quantization_gaps(spec: ModelSpec, quantization: str, caps: Caps) -> list[Ga
         return []
     name = quantization.partition("-")[0]
     if name in caps.schemes:
-        if all(layer.moe is None for layer in spec.layers):
+        if caps.packs_experts or all(layer.moe is None for layer in spec.layers):
             return []
         reason = f"there are no kernels for experts in {name}: they are rounded to it and kept in full size"
         return [Gap(feature=name, reason=reason, effect="slow", remedy="without --quantize")]

@@ -19,7 +19,16 @@ Format: TypeAlias = Literal[
 ]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 KVDtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-ActivationName: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"]
+ActivationName: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid"]
+
+OWN_ROWS: int
+"""In the place of a KV group: see `Program.write_kv`."""
+CHUNK_TOKENS: int
+"""Tokens that a mixture of experts takes at once: rows of a View "chunk"."""
+PANEL_ROWS: int
+"""Rows of a panel of a packed weight."""
+MAX_DISTANCE: int
+"""Keys farther away than so many positions have the last one's bias."""
 
 def compiled_tiers() -> list[str]:
     """Sets of instructions that this build has kernels for, slowest first."""
@@ -159,7 +168,7 @@ def paged_attention(
     sinks: Floats | None = None,
     alibi_slopes: Floats | None = None,
 ) -> None:
-    """As core.ops.attention.paged_attention; at most 96 query heads to a KV head."""
+    """As core.ops.attention.paged_attention, with a causal mask and no relative bias."""
 
 def sample(
     out: Ints,
@@ -180,8 +189,13 @@ class View:
     """[rows, cols] numbers in a program's arena: the first at byte `offset`, `stride` elements between rows."""
 
     def __init__(
-        self, offset: int, cols: int, stride: int, dtype: str, rows: Literal["tokens", "logits"] = "tokens"
+        self, offset: int, cols: int, stride: int, dtype: str, rows: Literal["tokens", "logits", "chunk"] = "tokens"
     ) -> None: ...
+
+class Stack:
+    """num_matrices of `rows` rows each in one packed weight, every one beginning a panel."""
+
+    def __init__(self, weight: PackedWeight, num_matrices: int, rows: int, quantize_x: bool = False) -> None: ...
 
 class Program:
     """A step as a list of kernels over one arena, walked by all threads inside one parallel region.
@@ -198,8 +212,8 @@ class Program:
     def arena(self) -> npt.NDArray[np.uint8]:
         """The arena itself, not a copy. The next step overwrites it."""
 
-    def embedding(self, out: View, weight: PackedWeight, of_positions: bool = False) -> None:
-        """Rows of the weight by input_ids, or by positions."""
+    def embedding(self, out: View, weight: PackedWeight, of: str = "input_ids") -> None:
+        """Rows of the weight by input_ids, positions or token_types."""
 
     def linear(
         self, out: View, x: View, weight: PackedWeight, bias: Sequence[float] = ..., quantize_x: bool = False
@@ -210,23 +224,130 @@ class Program:
     def add_rms_norm(
         self, out: View, total: View, x: View, residual: View, weight: Sequence[float], eps: float
     ) -> None: ...
-    def layer_norm(self, out: View, x: View, weight: Sequence[float], bias: Sequence[float], eps: float) -> None: ...
+    def layer_norm(
+        self, out: View, x: View, n: int, weight: Sequence[float], bias: Sequence[float], eps: float
+    ) -> None:
+        """As `rms_norm`."""
+
     def rotary_angles(
         self, cos: View, sin: View, inv_freq: Sequence[float], attention_factors: Sequence[float]
     ) -> None:
         """inv_freq: [variants, cols], flat; with several variants the step's rope_rows picks one for each token."""
 
-    def rope(self, out: View, x: View, cos: View, sin: View, head_dim: int, interleaved: bool = False) -> None: ...
+    def rope(
+        self, out: View, x: View, cos: View, sin: View, head_dim: int, head_stride: int, interleaved: bool = False
+    ) -> None:
+        """head_stride: columns of x from one head to the next."""
+
     def act(self, out: View, x: View, activation: str) -> None: ...
     def act_mul(self, out: View, x: View, activation: str) -> None: ...
     def add(self, out: View, x: View, y: View) -> None: ...
     def scale(self, out: View, x: View, factor: float) -> None: ...
     def softcap(self, out: View, x: View, cap: float) -> None: ...
     def cast(self, out: View, x: View) -> None: ...
+    def clamp(self, out: View, x: View, limit: float) -> None: ...
+    def xielu(self, out: View, x: View, alpha_p: float, alpha_n: float) -> None: ...
+    def modulate(self, out: View, x: View, y: View | Sequence[float], is_gate: bool) -> None:
+        """x * y, or x * sigmoid(y). y: of x's shape, a column, or a number for each column of x."""
+
+    def log_growth(self, out: View, factor: float, length: int, shift: int) -> None: ...
+    def features(self, out: View) -> None:
+        """The step's features."""
+
+    def stack_rows(self, out: View, x: View, number: int, width: int) -> None:
+        """Rows of x side by side, by the step's windows of this number."""
+
+    def copy_heads(self, out: View, x: View, num_heads: int, head_dim: int, x_step: int, out_step: int) -> None:
+        """Columns x_step * head of x, head_dim of them, to columns out_step * head of out."""
+
+    def causal_conv(
+        self,
+        out: View,
+        x: View,
+        states: Numbers,
+        group: int,
+        weight: Sequence[float],
+        bias: Sequence[float],
+        width: int,
+        is_silu: bool,
+    ) -> None:
+        """group: whose block table's first column is where states come from, and whose slot mapping where they go."""
+
+    def selective_scan(
+        self,
+        out: View,
+        inputs: Sequence[View],
+        states: Floats,
+        group: int,
+        num_heads: int,
+        num_groups: int,
+        rates: Sequence[float],
+        d: Sequence[float],
+        dt_bias: Sequence[float],
+        dt_min: float,
+        dt_max: float,
+    ) -> None:
+        """inputs: x, dt, b, c. rates: exp(a_log), of each head, or of each head and value of its states."""
+
+    def gated_delta(
+        self,
+        out: View,
+        inputs: Sequence[View],
+        states: Floats,
+        group: int,
+        num_heads: int,
+        num_key_heads: int,
+        rates: Sequence[float],
+        dt_bias: Sequence[float],
+        beta_scale: float,
+    ) -> None:
+        """inputs: query, key, value, dt, beta. rates: exp(a_log)."""
+
+    def linear_heads(self, out: View, x: View, stack: Stack, x_step: int, out_step: int) -> None:
+        """For each matrix i: columns out_step * i of out = columns x_step * i of x @ matrix i."""
+
+    def route_experts(
+        self,
+        weights: View,
+        experts: View,
+        logits: View,
+        correction: Sequence[float] = ...,
+        score: str = "softmax",
+        renormalize: bool = True,
+        weight_scale: float = 1.0,
+        num_groups: int = 1,
+        num_open_groups: int = 1,
+        scores_top2: bool = True,
+    ) -> None:
+        """experts: int32 in the place of float32."""
+
+    def grouped_experts(
+        self,
+        out: View,
+        x: View,
+        weights: View,
+        experts: View,
+        buffers: Sequence[View],
+        up: Stack,
+        down: Stack,
+        up_bias: Sequence[float] = ...,
+        down_bias: Sequence[float] = ...,
+        activation: str = "silu",
+        is_gated: bool = True,
+        clamp: float = 0.0,
+    ) -> None:
+        """buffers: what up gives, its activation, what down gives, and, where weights scale the input, that input:
+        for each token its experts side by side, rows "chunk"."""
+
     def gather(self, out: View, x: View) -> None:
         """Rows of tokens by logits_indices."""
 
-    def write_kv(self, kv_cache: KVCache, key: View, value: View, group: int = 0) -> None: ...
+    def mean_rows(self, out: View, x: View) -> None:
+        """Means of the step's ranges of rows."""
+
+    def write_kv(self, kv_cache: KVCache, key: View, value: View, group: int = 0) -> None:
+        """group: OWN_ROWS for a cache of this step's own rows alone, each request in blocks of its own."""
+
     def paged_attention(
         self,
         out: View,
@@ -238,7 +359,12 @@ class Program:
         softcap: float = 0.0,
         sinks: Sequence[float] = ...,
         alibi_slopes: Sequence[float] = ...,
-    ) -> None: ...
+        relative_bias: Sequence[float] = ...,
+        sees: Literal["past", "all", "encoder"] = "past",
+    ) -> None:
+        """group: as in `write_kv`. relative_bias: [num_heads, 2 * MAX_DISTANCE + 1], flat, by key - query. sees: keys
+        up to a token's own, all of its request (within a window on both sides), or encoder_lens of it."""
+
     def call(self, function: Callable[[], None]) -> None:
         """Behind all records so far, in the caller's thread: for what has no kernel. An exception ends the step."""
 
@@ -252,8 +378,15 @@ class Program:
         slot_mappings: Sequence[Ints],
         logits_indices: Ints,
         rope_rows: Ints | None = None,
+        token_types: Ints | None = None,
+        encoder_lens: Ints | None = None,
+        ranges: tuple[Ints, Ints] | None = None,
+        features: Floats | None = None,
+        windows: Sequence[Ints] = ...,
     ) -> None:
-        """One step; rope_rows if a rope has variants.
+        """One step; rope_rows if a rope has variants, ranges (starts, ends) if the program makes means of rows: then
+        their number is that of the rows of logits. features: [frames, n], then that number is that of frames;
+        windows: [rows, width] for each `stack_rows`.
 
         Raises ValueError for an index out of range, before anything runs.
         """

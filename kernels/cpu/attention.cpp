@@ -55,7 +55,7 @@ struct Rows {
     const char *keys[kNumPanels], *values[kNumPanels];  // panels of the current segment
 
     Rows(const AttentionArgs &a, const AttentionBlock &b, const Work &w)
-        : args(a), block(b), work(w), group(a.num_heads / a.cache.num_kv_heads), rows(b.num_tokens * group),
+        : args(a), block(b), work(w), group(b.num_heads), rows(b.num_tokens * group),
           query_stride(kDot ? (a.cache.head_dim + 1) / 2 : a.cache.head_dim + 1) {
         const int64_t head_dim = args.cache.head_dim;
         for (int64_t r = 0; r < rows; ++r) {
@@ -71,13 +71,14 @@ struct Rows {
         }
     }
 
-    int64_t head(int64_t row) const { return block.kv_head * group + row % group; }
+    int64_t head(int64_t row) const { return block.first_head + row % group; }
     int64_t position(int64_t row) const { return block.first_position + row / group; }
 
     // The positions of a segment that a row sees.
     void visible(int64_t row, int64_t start, int64_t *begin, int64_t *end) const {
         const int64_t first = args.window ? position(row) - args.window + 1 - start : 0;
-        const int64_t last = position(row) + 1 - start;
+        const int64_t reach = position(row) + args.reach;
+        const int64_t last = (reach < block.num_keys ? reach : block.num_keys) - start;
         *begin = first < 0 ? 0 : first > kSegment ? kSegment : first;
         *end = last < *begin ? *begin : last > kSegment ? kSegment : last;
     }
@@ -182,7 +183,8 @@ struct Rows {
         Softmax softmax[kRows];
         for (int i = 0; i < kRows; ++i) {
             const float slope = args.alibi_slopes ? args.alibi_slopes[head(r + i)] : 0;
-            softmax[i] = {args.scale * kLog2E, args.scale, args.softcap, slope,
+            const float *bias = args.relative_bias ? args.relative_bias + head(r + i) * (2 * kMaxDistance + 1) : nullptr;
+            softmax[i] = {args.scale * kLog2E, args.scale, args.softcap, slope, bias,
                           static_cast<int32_t>(start - position(r + i)), 0, 0};
             weigh<kDot>(work.scores + i * kSegment, work.weights + i * (kDot ? kSegment / 2 : kSegment), begin[i],
                         end[i], low / kStride * kStride, (high + kStride - 1) / kStride * kStride, &softmax[i]);
@@ -249,6 +251,10 @@ struct Rows {
     void finish() {
         const int64_t head_dim = args.cache.head_dim, stride = args.cache.value_stride;
         for (int64_t r = 0; r < rows; ++r) {
+            if (work.total_weight[r] == 0) {  // a request without keys
+                memset(work.total + r * stride, 0, static_cast<size_t>(stride) * 4);
+                work.total_highest[r] = 0;
+            }
             float factor = 1, weight = work.total_weight[r];
             if (args.sinks) {
                 const float sink = args.sinks[head(r)] * kLog2E;
@@ -256,7 +262,7 @@ struct Rows {
                 factor = exp2(splat(work.total_highest[r] - top))[0];
                 weight = weight * factor + exp2(splat(sink - top))[0];
             }
-            const V inverse = splat(factor / weight);
+            const V inverse = splat(weight == 0 ? 0 : factor / weight);
             T *out = static_cast<T *>(args.out) +
                      ((block.first_token + r / group) * args.num_heads + head(r)) * head_dim;
             const float *total = work.total + r * stride;

@@ -102,7 +102,9 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
     tasks_.clear();
     const KVCache &cache = args.cache;
     const std::int64_t group = args.num_heads / cache.num_kv_heads;
+    const std::int64_t num_parts = (group + kAttentionRows - 1) / kAttentionRows;  // of the heads of a KV head
     const std::int64_t step = std::max<std::int64_t>(1, kAttentionRows / group);
+    const bool sees_all = args.reach >= kEveryKey;
     for (std::int64_t r = 0; r < num_reqs; ++r) {
         const std::int64_t begin = query_start_loc[r], end = query_start_loc[r + 1], seq_len = seq_lens[r];
         if (begin < 0 || end < begin || end > num_tokens)
@@ -110,12 +112,12 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
                                         std::to_string(num_tokens) + "); request " + std::to_string(r) + " has [" +
                                         std::to_string(begin) + ", " + std::to_string(end) + ")");
         if (begin == end) continue;
-        if (seq_len < end - begin || seq_len > args.max_num_blocks * cache.block_size)
+        if ((!sees_all && seq_len < end - begin) || seq_len < 0 || seq_len > args.max_num_blocks * cache.block_size)
             throw std::invalid_argument("request " + std::to_string(r) + " has " + std::to_string(end - begin) +
                                         " tokens, a sequence length of " + std::to_string(seq_len) +
                                         " and a block table for " +
                                         std::to_string(args.max_num_blocks * cache.block_size));
-        const std::int64_t first_position = seq_len - (end - begin);
+        const std::int64_t first_position = sees_all ? 0 : seq_len - (end - begin);
         const std::int64_t seen = args.window ? std::max<std::int64_t>(0, first_position - args.window + 1) : 0;
         for (std::int64_t b = seen / cache.block_size; b * cache.block_size < seq_len; ++b) {
             const std::int32_t block = args.block_table[r * args.max_num_blocks + b];
@@ -127,12 +129,18 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
         for (std::int64_t token = begin; token < end; token += step) {
             const std::int64_t count = std::min(step, end - token), position = first_position + token - begin;
             const std::int64_t low = args.window ? std::max<std::int64_t>(0, position - args.window + 1) : 0;
-            const std::int64_t first = low / kSegment, last = (position + count - 1) / kSegment + 1;
+            const std::int64_t high = std::min(seq_len, position + count - 1 + args.reach);
+            const std::int64_t first = low / kSegment, last = (high + kSegment - 1) / kSegment;
             for (std::int64_t h = 0; h < cache.num_kv_heads; ++h)
-                blocks_.push_back({static_cast<std::int32_t>(r), static_cast<std::int32_t>(h),
-                                   static_cast<std::int32_t>(token), static_cast<std::int32_t>(count),
-                                   static_cast<std::int32_t>(position), static_cast<std::int32_t>(first),
-                                   static_cast<std::int32_t>(last - first), 0, -1});
+                for (std::int64_t part = 0; part < num_parts; ++part) {
+                    const std::int64_t head = h * group + part * group / num_parts;
+                    const std::int64_t next_head = h * group + (part + 1) * group / num_parts;
+                    blocks_.push_back({static_cast<std::int32_t>(r), static_cast<std::int32_t>(h),
+                                       static_cast<std::int32_t>(token), static_cast<std::int32_t>(count),
+                                       static_cast<std::int32_t>(head), static_cast<std::int32_t>(next_head - head),
+                                       static_cast<std::int32_t>(position), static_cast<std::int32_t>(seq_len),
+                                       static_cast<std::int32_t>(first), static_cast<std::int32_t>(last - first), 0, -1});
+                }
         }
     }
     // With few blocks their segments are shared among the threads; the sums are the same.
@@ -140,13 +148,13 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
     std::int64_t num_partials = 0;
     for (std::size_t b = blocks_.size(); b-- > 0;) {  // the last tokens of a prompt have the most keys: first
         AttentionBlock &block = blocks_[b];
-        if (!is_split || block.num_segments == 1) {
+        if (!is_split || block.num_segments <= 1) {
             tasks_.push_back({static_cast<std::int32_t>(b), -1});
             continue;
         }
         block.pending = block.num_segments;
         block.partials = num_partials;
-        num_partials += block.num_segments * block.num_tokens * group * (cache.value_stride + kPartialTail);
+        num_partials += block.num_segments * block.num_tokens * block.num_heads * (cache.value_stride + kPartialTail);
         for (std::int32_t s = 0; s < block.num_segments; ++s)
             tasks_.push_back({static_cast<std::int32_t>(b), block.first_segment + s});
     }

@@ -104,11 +104,25 @@ struct Softmax {
     float scale;       // of a score, to powers of 2
     float natural;     // of a score, to powers of e; used with a softcap or a slope only
     float softcap, slope;
+    const float *bias;  // by key - query + kMaxDistance, or null
     int32_t distance;  // of the segment's start from the row's position
     float highest, weight;  // results: the highest power of 2, the sum of weights
 };
 
 constexpr float kLog2E = 0x1.715476p+0f;
+
+// Biases of kLanes keys, the first of which is so far from the query.
+INLINE V biases(const float *bias, int64_t distance) {
+    if (distance >= kMaxDistance) return splat(bias[2 * kMaxDistance]);
+    if (distance + kLanes - 1 <= -kMaxDistance) return splat(bias[0]);
+    if (distance >= -kMaxDistance && distance + kLanes - 1 <= kMaxDistance) return load<V>(bias + distance + kMaxDistance);
+    V result;
+    for (int i = 0; i < kLanes; ++i) {
+        const int64_t at = distance + i + kMaxDistance;
+        result[i] = bias[at < 0 ? 0 : at > 2 * kMaxDistance ? 2 * kMaxDistance : at];
+    }
+    return result;
+}
 
 // Positions of a softmax come two vectors at a time, and each of the two has sums of its own.
 constexpr int64_t kStride = 2 * kLanes;
@@ -131,12 +145,13 @@ INLINE void weigh(float *scores, uint32_t *weights, int64_t begin, int64_t end, 
     I lane;
     for (int i = 0; i < kLanes; ++i) lane[i] = i;
     float scale = row->scale;
-    if (row->softcap != 0 || row->slope != 0 || scale < 0) {
+    if (row->softcap != 0 || row->slope != 0 || row->bias || scale < 0) {
         const V cap = splat(row->softcap);
         for (int64_t j = first; j < last; j += kLanes) {
             V score = load<V>(scores + j) * splat(row->natural);
             if (row->softcap != 0) score = cap * tanh(score / cap);
             score = score + splat(row->slope) * to_float(lane + (static_cast<int32_t>(j) + row->distance));
+            if (row->bias) score = score + biases(row->bias, j + row->distance);
             store(scores + j, score);
         }
         scale = kLog2E;

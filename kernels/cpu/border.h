@@ -6,6 +6,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -104,7 +105,8 @@ inline Format format_named(const std::string &name) {
 inline Activation activation_named(const std::string &name) {
     static const std::pair<const char *, Activation> names[] = {
         {"silu", Activation::silu}, {"gelu", Activation::gelu},   {"gelu_tanh", Activation::gelu_tanh},
-        {"relu", Activation::relu}, {"relu2", Activation::relu2}, {"quick_gelu", Activation::quick_gelu}};
+        {"relu", Activation::relu}, {"relu2", Activation::relu2}, {"quick_gelu", Activation::quick_gelu},
+        {"tanh", Activation::tanh}, {"sigmoid", Activation::sigmoid}};
     std::string known;
     for (const auto &[text, activation] : names) {
         if (name == text) return activation;

@@ -22,8 +22,9 @@ static inline std::uint16_t float_to_bf16(float value) {
 static inline float f16_to_float(std::uint16_t bits) {
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
     if (rest >= 0x7C00) return std::bit_cast<float>(sign | 0x7F800000 | (rest & 0x3FF) << 13);
-    // The exponent is moved by a product, which also normalises small numbers.
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(rest << 13) * 0x1p112f));
+    if (rest >= 0x400) return std::bit_cast<float>(sign | (0x38000000 + (rest << 13)));
+    // A denormal of f16 is a normal float; as an integer it takes no part in what is done with denormals.
+    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(static_cast<float>(rest) * 0x1p-24f));
 }
 
 // To nearest even; a NaN stays one.

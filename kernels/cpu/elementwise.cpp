@@ -11,7 +11,7 @@ void rope_of(const RopeArgs &args, const Context &context) {
     const int64_t half = args.rotary_dim / 2;
     for (int64_t item = begin; item < end; ++item) {
         const int64_t token = item / args.num_heads, head = item % args.num_heads;
-        const T *x = static_cast<const T *>(args.x) + token * args.x_stride + head * args.head_dim;
+        const T *x = static_cast<const T *>(args.x) + token * args.x_stride + head * args.x_head_stride;
         T *out = static_cast<T *>(args.out) + (token * args.num_heads + head) * args.head_dim;
         const float *cos = args.cos + token * half, *sin = args.sin + token * half;
         if (args.interleaved) {
@@ -55,6 +55,8 @@ INLINE V activate(V x, Activation activation) {
             return positive * positive;
         }
         case Activation::quick_gelu: return x * sigmoid(splat(1.702f) * x);
+        case Activation::tanh: return tanh(x);
+        case Activation::sigmoid: return sigmoid(x);
     }
     return x;
 }
@@ -83,8 +85,33 @@ void act_of(const ActArgs &args, const Context &context) {
     }
 }
 
+// gpt-oss's gated unit (core/ops/moe.py, glu).
+template <class T>
+void clamped_of(const ActArgs &args, const Context &context) {
+    const V limit = splat(args.clamp), one = splat(1.0f);
+    int64_t begin, end;
+    share(args.num_tokens, context, &begin, &end);
+    for (int64_t token = begin; token < end; ++token) {
+        const T *gates = static_cast<const T *>(args.x) + token * args.n * 2, *ups = gates + args.n;
+        T *out = static_cast<T *>(args.out) + token * args.n;
+        for (int64_t i = 0; i < args.n; i += kLanes) {
+            const int64_t left = args.n - i;
+            V gate = left >= kLanes ? load_as_float(gates + i) : load_tail(gates + i, left);
+            V up = left >= kLanes ? load_as_float(ups + i) : load_tail(ups + i, left);
+            gate = min(gate, limit);
+            up = max(min(up, limit), -limit);
+            const V value = (up + one) * gate * sigmoid(splat(1.702f) * gate);
+            if (left >= kLanes)
+                store_from_float(out + i, value);
+            else
+                store_tail(out + i, value, left);
+        }
+    }
+}
+
 template <class T>
 void act_for(const ActArgs &args, const Context &context) {
+    if (args.clamp != 0) return clamped_of<T>(args, context);
     switch (args.activation) {
         case Activation::silu: return act_of<T, Activation::silu>(args, context);
         case Activation::gelu: return act_of<T, Activation::gelu>(args, context);
@@ -92,23 +119,33 @@ void act_for(const ActArgs &args, const Context &context) {
         case Activation::relu: return act_of<T, Activation::relu>(args, context);
         case Activation::relu2: return act_of<T, Activation::relu2>(args, context);
         case Activation::quick_gelu: return act_of<T, Activation::quick_gelu>(args, context);
+        case Activation::tanh: return act_of<T, Activation::tanh>(args, context);
+        case Activation::sigmoid: return act_of<T, Activation::sigmoid>(args, context);
     }
 }
 
+// Below zero, (e^x - 1 - x) (b + down) + b x, above it up x^2 + b x, with b = 0.5.
+INLINE V xielu(V x, V up, V down) {
+    const V half = splat(0.5f), tiny = splat(-1e-6f), below = each(min(x, tiny), [](float v) { return expm1f(v); });
+    return x > V{} ? up * x * x + half * x : (below - x) * (half + down) + half * x;
+}
+
 template <Elementwise op>
-INLINE V apply(V x, V y, V factor) {
+INLINE V apply(V x, V y, V factor, V second_factor) {
     switch (op) {
         case Elementwise::copy: return x;
         case Elementwise::scale: return x * factor;
         case Elementwise::softcap: return factor * tanh(x / factor);
         case Elementwise::add: return x + y;
+        case Elementwise::clamp: return max(min(x, factor), -factor);
+        case Elementwise::xielu: return xielu(x, factor, second_factor);
     }
 }
 
 template <Elementwise op, class T, class Out>
 void elementwise_of(const ElementwiseArgs &args, const Context &context) {
     const int64_t pieces = (args.n + kPiece - 1) / kPiece;
-    const V factor = splat(args.factor);
+    const V factor = splat(args.factor), second = splat(args.second_factor);
     int64_t begin, end;
     share(args.num_rows * pieces, context, &begin, &end);
     for (int64_t item = begin; item < end; ++item) {
@@ -119,9 +156,10 @@ void elementwise_of(const ElementwiseArgs &args, const Context &context) {
         Out *out = static_cast<Out *>(args.out) + row * args.out_stride;
         int64_t i = first;
         for (; i + kLanes <= last; i += kLanes)
-            store_from_float(out + i, apply<op>(load_as_float(x + i), load_as_float(y + i), factor));
+            store_from_float(out + i, apply<op>(load_as_float(x + i), load_as_float(y + i), factor, second));
         if (i < last)
-            store_tail(out + i, apply<op>(load_tail(x + i, last - i), load_tail(y + i, last - i), factor), last - i);
+            store_tail(out + i, apply<op>(load_tail(x + i, last - i), load_tail(y + i, last - i), factor, second),
+                       last - i);
     }
 }
 
@@ -132,6 +170,8 @@ void elementwise_for(const ElementwiseArgs &args, const Context &context) {
         case Elementwise::scale: return elementwise_of<Elementwise::scale, T, Out>(args, context);
         case Elementwise::softcap: return elementwise_of<Elementwise::softcap, T, Out>(args, context);
         case Elementwise::add: return elementwise_of<Elementwise::add, T, Out>(args, context);
+        case Elementwise::clamp: return elementwise_of<Elementwise::clamp, T, Out>(args, context);
+        case Elementwise::xielu: return elementwise_of<Elementwise::xielu, T, Out>(args, context);
     }
 }
 

@@ -19,10 +19,13 @@ enum class KVDtype : int { f32, bf16, f16, i8 };
 // Numbers of packed weights. Rows come in panels of kPanel: see pack.h for each layout.
 enum class Format : int { f32, bf16, f16, i8, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, w4 };
 
-// out = x (converted), x * factor, factor * tanh(x / factor), x + y.
-enum class Elementwise : int { copy, scale, softcap, add };
+// out = x (converted), x * factor, factor * tanh(x / factor), x + y, x cut to [-factor, factor], xIELU
+// (core/ops/elementwise.py) with the softplus of its parameters as factors.
+enum class Elementwise : int { copy, scale, softcap, add, clamp, xielu };
 
-enum class Activation : int { silu, gelu, gelu_tanh, relu, relu2, quick_gelu };
+enum class Activation : int { silu, gelu, gelu_tanh, relu, relu2, quick_gelu, tanh, sigmoid };
+
+enum class RouterScore : int { softmax, sigmoid, sparsemixer };
 
 constexpr int kPanel = 16;     // output rows that are packed side by side
 constexpr int kKeyPanel = 16;  // keys of a KV block that are stored side by side
@@ -60,6 +63,8 @@ struct LinearArgs {
     Weight weight;
     const float *bias;  // [rows] or null
     void *out;          // [num_tokens, rows]
+    int64_t x_stride, out_stride;  // elements from one row to the next
+    const int32_t *x_rows;         // [num_tokens], which rows of x; null: all in order
 };
 
 constexpr int64_t kMaxQuantizedGroup = 256;
@@ -94,7 +99,7 @@ struct RopeArgs {
     const float *cos, *sin;  // [num_tokens, rotary_dim / 2]
     Dtype dtype;
     int64_t num_tokens, num_heads, head_dim, rotary_dim;
-    int64_t x_stride;  // elements from one token of x to the next
+    int64_t x_stride, x_head_stride;  // elements from one token of x, and from one head, to the next
     bool interleaved;
 };
 
@@ -105,6 +110,7 @@ struct ActArgs {
     Activation activation;
     int64_t num_tokens, n;
     bool is_gated;
+    float clamp;  // 0, or the limit of gpt-oss's (up + 1) * gate * sigmoid(1.702 * gate), whatever the activation
 };
 
 struct ElementwiseArgs {
@@ -114,7 +120,17 @@ struct ElementwiseArgs {
     Dtype dtype, out_dtype;
     int64_t num_rows, n;
     int64_t x_stride, y_stride, out_stride;  // elements from one row to the next
-    float factor;
+    float factor, second_factor;
+};
+
+// out = x * y, or x * sigmoid(y).
+struct ModulateArgs {
+    bool is_gate;
+    const void *x, *y;  // [num_rows, n] of `dtype`; y of that or f32
+    void *out;          // [num_rows, n]
+    Dtype dtype, y_dtype;
+    int64_t num_rows, n, x_stride, y_stride;
+    bool y_is_column;  // [num_rows, 1]
 };
 
 // Columns of a row that act and elementwise give to a thread at once, so that one row is work for all threads too.
@@ -152,10 +168,18 @@ constexpr int64_t kAttentionRows = 96;
 // Floats behind a partial result's sums: the maximum, the sum of weights, and room to keep the next one aligned.
 constexpr int64_t kPartialTail = 16;
 
-// Tokens of one request and one KV head. Its segments are one task, or a task each.
+// As many positions behind a token as there can be: it sees all keys.
+constexpr int64_t kEveryKey = int64_t{1} << 40;
+
+// Biases by distance lie as [num_heads, 2 * kMaxDistance + 1]; keys farther away than that have the last one's.
+constexpr int64_t kMaxDistance = 128;
+
+// Tokens of one request and heads of one KV head. Its segments are one task, or a task each.
 struct AttentionBlock {
     int32_t request, kv_head, first_token, num_tokens;  // first_token: row of the query
+    int32_t first_head, num_heads;                      // query heads, all of kv_head
     int32_t first_position;                             // of first_token
+    int32_t num_keys;                                   // of the request
     int32_t first_segment, num_segments;
     int32_t pending;        // segments not yet done, if they are tasks of their own
     int64_t partials;       // where theirs begin in AttentionArgs::partials; -1: one task
@@ -175,13 +199,98 @@ struct AttentionArgs {
     const int32_t *block_table;  // [num_reqs, max_num_blocks]
     int64_t max_num_blocks;
     float scale, softcap;
-    int64_t window;
+    int64_t window;  // a token sees itself and so many positions before it, less one; 0: all
+    int64_t reach;   // and so many from itself on: 1 is causal
     const float *sinks, *alibi_slopes;  // [num_heads] or null
+    const float *relative_bias;         // by key - query, or null
     AttentionBlock *blocks;
     const AttentionTask *tasks;
     int64_t num_tasks;
     int64_t *next_task;  // shared counter, zero at the start
     float *partials;     // per segment and row: value_stride sums and the tail
+};
+
+struct MeanRowsArgs {
+    const void *x;  // [num_tokens, n]
+    void *out;      // [num_rows, n]: row i is the mean of x[starts[i] : ends[i]]
+    Dtype dtype;
+    int64_t num_rows, n, x_stride;
+    const int32_t *starts, *ends;
+};
+
+// Which experts a token passes. core/ops/moe.py says what the fields mean.
+struct RouteArgs {
+    const float *logits;      // [num_tokens, num_experts]
+    const float *correction;  // [num_experts] or null
+    float *weights;           // [num_tokens, num_chosen]
+    int32_t *experts;         // [num_tokens, num_chosen]
+    int64_t num_tokens, num_experts, num_chosen;
+    RouterScore score;
+    bool renormalize;
+    float weight_scale;
+    int64_t num_groups, num_open_groups;
+    bool scores_top2;  // a group's score is the sum of its best two, else its best
+};
+
+// out[token] = sum over j of weights[token, j] * rows[places[token, j]], in ascending j.
+struct CombineArgs {
+    const void *rows;  // [.., n]
+    void *out;         // [num_tokens, n]
+    Dtype dtype;
+    const int32_t *places;  // [num_tokens, count]
+    const float *weights;   // [num_tokens, count]
+    int64_t num_tokens, count, n, out_stride;
+    bool is_weighted;  // else the weights count as 1
+};
+
+// The rows of a ragged batch over states. Request r owns tokens query_start_loc[r] : query_start_loc[r + 1], begins
+// behind the state in slot from_slots[r * from_stride] (-1: zeros) and leaves the state after token t in slot
+// to_slots[t] (-1: nowhere).
+struct StateRows {
+    const int32_t *query_start_loc, *from_slots, *to_slots;
+    int64_t num_reqs, from_stride;
+};
+
+struct ConvArgs {
+    StateRows rows;
+    const void *x;  // [num_tokens, n]
+    void *out;      // [num_tokens, n]
+    void *state;    // [num_slots, width - 1, n]
+    Dtype dtype;    // of x, out and state
+    const float *weight;  // [width, n], the newest input last
+    const float *bias;    // [n] or null
+    int64_t n, width, x_stride;
+    bool is_silu;
+};
+
+struct ScanArgs {
+    StateRows rows;
+    const void *x, *dt, *b, *c;  // [num_tokens, num_heads * head_dim], [.., num_heads], [.., num_groups * state_size]
+    void *out;                   // [num_tokens, num_heads * head_dim]
+    float *state;                // [num_slots, num_heads, head_dim, state_size]
+    Dtype dtype;                 // of inputs and out
+    const float *rates;          // e^a_log, [num_heads] or, with has_matrix, [num_heads, state_size]
+    const float *d, *dt_bias;    // [num_heads]
+    int64_t num_heads, head_dim, num_groups, state_size;
+    int64_t x_stride, dt_stride, b_stride, c_stride;
+    bool has_matrix;
+    float dt_min, dt_max;
+};
+
+struct DeltaArgs {
+    StateRows rows;
+    const void *query, *key;  // [num_tokens, num_key_heads * key_dim]
+    const void *value;        // [num_tokens, num_heads * head_dim]
+    const void *dt, *beta;    // [num_tokens, num_heads] or, with has_key_decays, [.., num_heads * key_dim]; [.., num_heads]
+    void *out;                // [num_tokens, num_heads * head_dim]
+    float *state;             // [num_slots, num_heads, key_dim, head_dim]
+    Dtype dtype;
+    const float *rates;    // e^a_log, [num_heads]
+    const float *dt_bias;  // as dt
+    int64_t num_heads, head_dim, num_key_heads, key_dim;
+    int64_t query_stride, key_stride, value_stride, dt_stride, beta_stride;
+    bool has_key_decays;
+    float beta_scale;
 };
 
 // The kernels of one tier. Each is called by every thread of a region with the same arguments, does its share, and
@@ -200,6 +309,16 @@ struct Kernels {
     void (*write_kv)(const WriteKVArgs &, const Context &);
     size_t (*attention_scratch)(const AttentionArgs &);
     void (*attention)(const AttentionArgs &, const Context &);
+    void (*mean_rows)(const MeanRowsArgs &, const Context &);
+    size_t (*route_scratch)(const RouteArgs &);
+    void (*route)(const RouteArgs &, const Context &);
+    void (*combine)(const CombineArgs &, const Context &);
+    void (*modulate)(const ModulateArgs &, const Context &);
+    void (*conv)(const ConvArgs &, const Context &);
+    size_t (*scan_scratch)(const ScanArgs &);
+    void (*scan)(const ScanArgs &, const Context &);
+    size_t (*delta_scratch)(const DeltaArgs &);
+    void (*delta)(const DeltaArgs &, const Context &);
 };
 
 }  // namespace headrace

@@ -22,8 +22,7 @@ void few_tokens(const LinearArgs &args, const Context &context) {
     if (begin == end) return;
     float scales[kFewTokens];
     for (int64_t token = 0; token < args.num_tokens; ++token)
-        read_x<Reader>(static_cast<const T *>(args.x) + token * weight.cols, weight.cols, num_words,
-                       words + token * num_words, scales + token);
+        read_x<Reader>(row_of_x<T>(args, token), weight.cols, num_words, words + token * num_words, scales + token);
     for (int64_t panel = begin; panel < end; ++panel)
         for (int64_t token = 0; token < args.num_tokens; ++token) {
             Reader reader(weight, weight.data + panel * weight.panel_bytes);

@@ -1,6 +1,5 @@
 // Linear products of quantized x with weights in blocks, GGUF's and w4: few tokens. linear_blocks_many.cpp does many.
 #include "linear_blocks_common.h"
-#include "linear_target.h"
 
 namespace headrace::HEADRACE_TIER {
 

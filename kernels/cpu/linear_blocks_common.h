@@ -6,6 +6,7 @@
 // linear_blocks_many.cpp) keep to that, so the bits of a row depend on its row of x only.
 #pragma once
 
+#include "linear_target.h"
 #include "read_blocks.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -96,7 +97,7 @@ void quantize_rows(const LinearArgs &args, int64_t first, int64_t rows, Group *x
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t g = 0; g < num_groups; ++g) {
             const int64_t left = cols - g * kGroup;
-            const T *row = static_cast<const T *>(args.x) + (first + r) * cols;
+            const T *row = row_of_x<T>(args, first + r);
             quantize<format>(row + g * kGroup, left < 0 ? 0 : left < kGroup ? left : kGroup, x + r * num_groups + g);
         }
 }

@@ -3,7 +3,6 @@
 // Work is cut into blocks of rows of x times tiles of panels; a thread takes a run of them. A tile of panels is unpacked
 // once for all rows of a block, to bytes and float scales, which is the same for all formats.
 #include "linear_blocks_common.h"
-#include "linear_target.h"
 
 namespace headrace::HEADRACE_TIER {
 namespace {

@@ -6,6 +6,7 @@
 // bit.
 #pragma once
 
+#include "linear_target.h"
 #include "read_blocks.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -102,15 +103,13 @@ struct ReadBlocks : FloatProducts {
 };
 
 #ifdef HEADRACE_HAS_DOT
-struct ReadDotBF16 {
+// Words that the arithmetic takes as they lie.
+struct DotProducts {
     using Word = I;
-    using Acc = V;
-    static constexpr int kColumns = 2;
     static constexpr bool kIsCheap = true;
     static constexpr bool kIsRaw = true;
     const char *data;
-    ReadDotBF16(const Weight &, const char *panel) : data(panel) {}
-    static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_bf16(acc, w, splat_word(x)); }
+    DotProducts(const Weight &, const char *panel) : data(panel) {}
     INLINE void next(I (&w)[kChains][kVecs]) {
         for (int c = 0; c < kChains; ++c) {
             __builtin_prefetch(data + c * 64 + kPrefetch);
@@ -120,22 +119,18 @@ struct ReadDotBF16 {
     }
 };
 
-struct ReadInt8 {
-    using Word = I;
+struct ReadDotBF16 : DotProducts {
+    using Acc = V;
+    using DotProducts::DotProducts;
+    static constexpr int kColumns = 2;
+    static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_bf16(acc, w, splat_word(x)); }
+};
+
+struct ReadInt8 : DotProducts {
     using Acc = I;
+    using DotProducts::DotProducts;
     static constexpr int kColumns = 4;
-    static constexpr bool kIsCheap = true;
-    static constexpr bool kIsRaw = true;
-    const char *data;
-    ReadInt8(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_u8_i8(acc, splat_word(x), w); }
-    INLINE void next(I (&w)[kChains][kVecs]) {
-        for (int c = 0; c < kChains; ++c) {
-            __builtin_prefetch(data + c * 64 + kPrefetch);
-            for (int v = 0; v < kVecs; ++v) w[c][v] = load<I>(data + (c * kPanel + v * kLanes) * 4);
-        }
-        data += kChains * kPanel * 4;
-    }
 };
 #else
 struct ReadInt8 {
@@ -233,7 +228,7 @@ template <class T>
 INLINE void put(const LinearArgs &args, int64_t token, int64_t row, V value) {
     const int64_t rows = args.weight.rows, left = rows - row;
     if (left <= 0) return;
-    T *out = static_cast<T *>(args.out) + token * rows + row;
+    T *out = static_cast<T *>(args.out) + token * args.out_stride + row;
     if (left >= kLanes) {
         if (args.bias) value = value + load<V>(args.bias + row);
         store_from_float(out, value);

@@ -4,7 +4,6 @@
 // goes over the columns in pieces, so that its rows of x stay in L1, and over each piece once per chain. Formats whose
 // words are not what the arithmetic takes are unpacked once for all rows of a block.
 #include "linear_common.h"
-#include "linear_target.h"
 
 namespace headrace::HEADRACE_TIER {
 namespace {
@@ -202,20 +201,20 @@ void many_tokens(const LinearArgs &args, const Context &context) {
     share(num_blocks * num_tiles, context, &begin, &end);
     const uint32_t *x = copy;
     // Rows of x that already are runs of words need no copy.
-    const bool is_copied = __is_same(typename Reader::Acc, I) || sizeof(T) * Reader::kColumns != 4 || weight.cols != weight.padded_cols ||
-                           num_words % kBadStride == 0;
+    const bool is_copied = __is_same(typename Reader::Acc, I) || sizeof(T) * Reader::kColumns != 4 ||
+                           weight.cols != weight.padded_cols || num_words % kBadStride == 0 || args.x_rows ||
+                           args.x_stride != weight.cols;
     const int64_t x_stride = is_copied ? num_words + kPad : num_words;
     for (int64_t item = begin; item < end; ++item) {
         const int64_t first = item / num_tiles * block_rows, panel = item % num_tiles * kTilePanels;
         if (item / num_tiles != block) {
             block = item / num_tiles;
             rows = args.num_tokens - first < block_rows ? args.num_tokens - first : block_rows;
-            const T *source = static_cast<const T *>(args.x) + first * weight.cols;
             if (is_copied)
                 for (int64_t r = 0; r < rows; ++r)
-                    read_x<Reader>(source + r * weight.cols, weight.cols, num_words, copy + r * x_stride, scales + r);
+                    read_x<Reader>(row_of_x<T>(args, first + r), weight.cols, num_words, copy + r * x_stride, scales + r);
             else
-                x = reinterpret_cast<const uint32_t *>(source);
+                x = reinterpret_cast<const uint32_t *>(row_of_x<T>(args, first));
         }
         const int64_t row = panel * kPanel;
         const ScaledTarget<T> target{target_of<T>(args, first, row), scales,

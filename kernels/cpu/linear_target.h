@@ -1,10 +1,15 @@
-// Where the sums of a tile of a linear product go.
+// Where rows of x of a linear product come from, and where the sums of a tile go.
 #pragma once
 
 #include "simd.h"
 
 namespace headrace::HEADRACE_TIER {
 namespace {
+
+template <class T>
+INLINE const T *row_of_x(const LinearArgs &args, int64_t token) {
+    return static_cast<const T *>(args.x) + (args.x_rows ? args.x_rows[token] : token) * args.x_stride;
+}
 
 template <class T>
 struct Target {
@@ -30,7 +35,8 @@ struct Target {
 template <class T>
 INLINE Target<T> target_of(const LinearArgs &args, int64_t token, int64_t row) {
     const int64_t rows = args.weight.rows;
-    return {static_cast<T *>(args.out) + token * rows + row, rows, rows - row, args.bias ? args.bias + row : nullptr};
+    return {static_cast<T *>(args.out) + token * args.out_stride + row, args.out_stride, rows - row,
+            args.bias ? args.bias + row : nullptr};
 }
 
 }  // namespace

@@ -34,7 +34,8 @@ void linear(Out out, In x, const PackedWeight &weight, std::optional<Floats> bia
     const Weight &packed = weight.weight();
     want(x, "x", {-1, packed.cols});
     want(out, "out", {dim(x, 0), packed.rows});
-    LinearArgs args{x.data(), dtype_of(x, "x"), dim(x, 0), packed, optional_floats(bias, "bias", packed.rows), out.data()};
+    LinearArgs args{x.data(),    dtype_of(x, "x"), dim(x, 0),   packed, optional_floats(bias, "bias", packed.rows),
+                    out.data(), packed.cols,      packed.rows, nullptr};
     want_same(out, "out", args.dtype);
     if (quantize_x && !has_blocks(packed.format)) refuse("quantize_x needs a weight of GGUF blocks or of int4");
     if (args.num_tokens == 0) return;
@@ -114,6 +115,7 @@ void layer_norm(Out out, In x, std::optional<Floats> weight, std::optional<Float
 void rope(Out out, Strided x, Floats2 cos, Floats2 sin, bool interleaved) {
     RopeArgs args{};
     args.x_stride = token_stride(x, "x");
+    args.x_head_stride = dim(x, 2);
     args.num_tokens = dim(x, 0);
     args.num_heads = dim(x, 1);
     args.head_dim = dim(x, 2);
@@ -141,7 +143,7 @@ void activate(Out &out, const In &x, const std::string &activation, bool is_gate
     const std::int64_t n = is_gated ? width / 2 : width;
     if (rows_of(out, "out") != std::pair(num_tokens, n))
         refuse("out must be [" + std::to_string(num_tokens) + ", " + std::to_string(n) + "], got " + shape_text(out));
-    const ActArgs args{x.data(), out.data(), dtype_of(x, "x"), activation_named(activation), num_tokens, n, is_gated};
+    const ActArgs args{x.data(), out.data(), dtype_of(x, "x"), activation_named(activation), num_tokens, n, is_gated, 0};
     want_same(out, "out", args.dtype);
     const Kernels &table = kernels();
     nb::gil_scoped_release release;
@@ -209,9 +211,6 @@ void paged_attention(Out out, Strided query, const KVMemory &memory, Ints query_
     if (args.num_heads == 0 || args.num_heads % cache.num_kv_heads != 0)
         refuse("num_heads " + std::to_string(args.num_heads) + " is no multiple of num_kv_heads " +
                std::to_string(cache.num_kv_heads));
-    if (args.num_heads / cache.num_kv_heads > kAttentionRows)
-        refuse("more than " + std::to_string(kAttentionRows) + " query heads to a KV head are not supported, got " +
-               std::to_string(args.num_heads / cache.num_kv_heads));
     if (window < 0) refuse("window must not be negative, got " + std::to_string(window));
     args.query = query.data();
     args.out = out.data();
@@ -224,6 +223,7 @@ void paged_attention(Out out, Strided query, const KVMemory &memory, Ints query_
     args.window = window;
     args.sinks = optional_floats(sinks, "sinks", args.num_heads);
     args.alibi_slopes = optional_floats(alibi_slopes, "alibi_slopes", args.num_heads);
+    args.reach = 1;
     const Kernels &table = kernels();
     nb::gil_scoped_release release;
     thread_local AttentionPlan plan;

@@ -10,6 +10,7 @@
 #include "block_shape.h"
 #include "convert.h"
 #include "isa.h"
+#include "program_checks.h"
 #include "thread_pool.h"
 
 namespace headrace {
@@ -17,24 +18,6 @@ namespace {
 
 // A norm of so many rows at most is done by each thread for itself: that takes less time than a barrier.
 constexpr std::int64_t kPrivateRows = 4;
-
-[[noreturn]] void refuse(const std::string &message) { throw std::invalid_argument(message); }
-
-const float *or_null(const std::vector<float> &values) { return values.empty() ? nullptr : values.data(); }
-
-void want_length(const std::vector<float> &values, std::int64_t length, const char *name) {
-    if (!values.empty() && static_cast<std::int64_t>(values.size()) != length)
-        refuse(std::string(name) + " must have " + std::to_string(length) + " values, got " +
-               std::to_string(values.size()));
-}
-
-void want_same(const View &a, const View &b, const char *what) {
-    if (a.dtype != b.dtype || a.rows != b.rows) refuse(std::string(what) + " must have the same dtype and rows");
-}
-
-void want_dense(const View &view, const char *name) {
-    if (!view.is_dense()) refuse(std::string(name) + " must have no gaps between its rows");
-}
 
 }  // namespace
 
@@ -46,7 +29,7 @@ Program::Program(std::int64_t arena_bytes, std::int64_t max_tokens, std::int64_t
 }
 
 void Program::check(const View &view, std::int64_t cols) const {
-    const std::int64_t rows = view.rows == Rows::tokens ? max_tokens_ : max_logits_;
+    const std::int64_t rows = max_rows(view);
     const std::int64_t size = bytes_of(view.dtype);
     const std::int64_t end = view.offset + ((rows - 1) * view.stride + view.cols) * size;
     if (view.offset < 0 || view.offset % size != 0 || view.cols < 1 || view.stride < view.cols ||
@@ -77,11 +60,6 @@ Program::Access Program::cache_access(const KVMemory &memory, bool is_write) {
     return {begin, begin + memory.num_bytes(), Rows::tokens, 0, 0, 0, is_write};
 }
 
-// How act and elementwise split a row. Pieces are not as even as heads are: a number of their own.
-std::int64_t Program::pieces_of(const View &view) {
-    return view.cols <= kPiece ? 1 : -((view.cols + kPiece - 1) / kPiece);
-}
-
 void Program::add_record(Body body, const Accesses &accesses, std::size_t scratch_bytes) {
     const bool waits = std::any_of(since_barrier_.begin(), since_barrier_.end(), [&](const Access &before) {
         return std::any_of(accesses.begin(), accesses.end(), [&](const Access &now) { return now.conflicts(before); });
@@ -93,17 +71,19 @@ void Program::add_record(Body body, const Accesses &accesses, std::size_t scratc
     last_norm_.reset();
 }
 
-void Program::embedding(const View &out, const PackedWeight &weight, bool of_positions) {
+void Program::embedding(const View &out, const PackedWeight &weight, Ids of) {
     check(out, weight.weight().cols);
     want_dense(out, "out");
-    std::int64_t &limit = of_positions ? num_positions_ : vocab_size_;
+    std::int64_t &limit = of == Ids::positions ? num_positions_ : of == Ids::token_types ? num_types_ : vocab_size_;
     limit = std::min(limit, weight.weight().rows);
     char *data = at(out);
     add_record(
         [=, &weight](const Step &step, const Context &context) {
             std::int64_t begin, end;
             share(step.num_tokens, context, &begin, &end);
-            const std::int32_t *ids = of_positions ? step.positions : step.input_ids;
+            const std::int32_t *ids = of == Ids::positions ? step.positions
+                                      : of == Ids::token_types ? step.token_types
+                                                               : step.input_ids;
             auto *row = reinterpret_cast<float *>(context.scratch);
             for (std::int64_t i = begin; i < end; ++i) {
                 weight.read_row(ids[i], row);
@@ -119,16 +99,17 @@ void Program::linear(const View &out, const View &x, const PackedWeight &weight,
     check(x, packed.cols);
     check(out, packed.rows);
     want_same(out, x, "out and x");
-    want_dense(x, "x");
-    want_dense(out, "out");
     want_length(bias, packed.rows, "bias");
     if (quantize_x && !has_blocks(packed.format)) refuse("quantize_x needs a weight of GGUF blocks or of int4");
-    LinearArgs most{at(x), x.dtype, max_rows(x), packed, nullptr, at(out)};
+    const LinearArgs most{at(x),   x.dtype,  max_rows(x), packed, nullptr,
+                          at(out), x.stride, out.stride,  nullptr};
     const Kernels &table = kernels();
     const std::size_t scratch = quantize_x ? table.linear_blocks_scratch(most) : table.linear_scratch(most);
-    const Linear run = [=, &table, bias = std::move(bias)](const Step &step, const void *rows, const Context &context) {
+    const Linear run = [=, &table, bias = std::move(bias)](const Step &step, const void *rows, std::int64_t stride,
+                                                           const Context &context) {
         LinearArgs args = most;
         args.x = rows;
+        args.x_stride = stride;
         args.num_tokens = step.rows_of(x.rows);
         args.bias = or_null(bias);
         if (args.num_tokens == 0) return;
@@ -136,8 +117,8 @@ void Program::linear(const View &out, const View &x, const PackedWeight &weight,
     };
     if (take_in_norm(out, x, run, scratch)) return;
     const char *rows = at(x);
-    add_record([=](const Step &step, const Context &context) { run(step, rows, context); }, {reads(x), writes(out)},
-               scratch);
+    add_record([=](const Step &step, const Context &context) { run(step, rows, x.stride, context); },
+               {reads(x), writes(out)}, scratch);
 }
 
 // Put the last norm and a linear of its result in one record, so that no barrier stands between them when rows are
@@ -163,7 +144,7 @@ bool Program::take_in_norm(const View &out, const View &x, const Linear &linear,
             if (num_rows > kPrivateRows) {
                 norm.run(step, shared, norm.sum, context);
                 context.wait(context);
-                linear(step, shared, context);
+                linear(step, shared, x.stride, context);
                 return;
             }
             char *mine = context.scratch + offset, *sum = mine + rows_bytes;
@@ -177,7 +158,7 @@ bool Program::take_in_norm(const View &out, const View &x, const Linear &linear,
             const std::size_t size = static_cast<std::size_t>(end - begin) * row_bytes;
             std::memcpy(shared + start, mine + start, size);
             if (norm.sum != nullptr) std::memcpy(norm.sum + start, sum + start, size);
-            linear(step, mine, context);
+            linear(step, mine, x.stride, context);
         },
         all, offset + 2 * rows_bytes);
     return true;
@@ -229,9 +210,9 @@ void Program::rms_norm(const View &out, const View &x, std::int64_t n, std::vect
     norm(out, x, nullptr, nullptr, n, std::move(weight), {}, eps, false);
 }
 
-void Program::layer_norm(const View &out, const View &x, std::vector<float> weight, std::vector<float> bias,
-                         float eps) {
-    norm(out, x, nullptr, nullptr, x.cols, std::move(weight), std::move(bias), eps, true);
+void Program::layer_norm(const View &out, const View &x, std::int64_t n, std::vector<float> weight,
+                         std::vector<float> bias, float eps) {
+    norm(out, x, nullptr, nullptr, n, std::move(weight), std::move(bias), eps, true);
 }
 
 void Program::add_rms_norm(const View &out, const View &total, const View &x, const View &residual,
@@ -278,17 +259,18 @@ void Program::rotary_angles(const View &cos, const View &sin, std::vector<float>
 }
 
 void Program::rope(const View &out, const View &x, const View &cos, const View &sin, std::int64_t head_dim,
-                   bool interleaved) {
-    check(x, x.cols);
-    check(out, x.cols);
+                   std::int64_t head_stride, bool interleaved) {
+    const std::int64_t num_heads = out.cols / std::max<std::int64_t>(head_dim, 1);
+    check(x, (num_heads - 1) * head_stride + head_dim);
+    check(out, out.cols);
     check(cos, cos.cols);
     check(sin, cos.cols);
     want_same(out, x, "out and x");
     want_dense(out, "out");
     want_dense(cos, "cos");
     want_dense(sin, "sin");
-    if (head_dim < 1 || x.cols % head_dim != 0 || 2 * cos.cols > head_dim)
-        refuse("heads of " + std::to_string(head_dim) + " values do not fit " + std::to_string(x.cols) +
+    if (head_dim < 1 || out.cols % head_dim != 0 || head_stride < head_dim || 2 * cos.cols > head_dim)
+        refuse("heads of " + std::to_string(head_dim) + " values do not fit " + std::to_string(out.cols) +
                " columns and " + std::to_string(cos.cols) + " angles");
     RopeArgs args{};
     args.x = at(x);
@@ -296,10 +278,11 @@ void Program::rope(const View &out, const View &x, const View &cos, const View &
     args.cos = reinterpret_cast<const float *>(at(cos));
     args.sin = reinterpret_cast<const float *>(at(sin));
     args.dtype = x.dtype;
-    args.num_heads = x.cols / head_dim;
+    args.num_heads = num_heads;
     args.head_dim = head_dim;
     args.rotary_dim = 2 * cos.cols;
     args.x_stride = x.stride;
+    args.x_head_stride = head_stride;
     args.interleaved = interleaved;
     const Kernels &table = kernels();
     add_record(
@@ -308,64 +291,7 @@ void Program::rope(const View &out, const View &x, const View &cos, const View &
             now.num_tokens = step.num_tokens;
             table.rope(now, context);
         },
-        {reads(x, args.num_heads), reads(cos), reads(sin), writes(out, args.num_heads)});
-}
-
-void Program::act(const View &out, const View &x, Activation activation, bool is_gated) {
-    check(x, x.cols);
-    check(out, is_gated ? x.cols / 2 : x.cols);
-    want_same(out, x, "out and x");
-    want_dense(x, "x");
-    want_dense(out, "out");
-    if (is_gated && x.cols % 2 != 0) refuse("gate and up do not have the same number of columns");
-    const ActArgs args{at(x), at(out), x.dtype, activation, 0, out.cols, is_gated};
-    const Kernels &table = kernels();
-    add_record(
-        [=, &table](const Step &step, const Context &context) {
-            ActArgs now = args;
-            now.num_tokens = step.rows_of(x.rows);
-            table.act(now, context);
-        },
-        {reads(x, is_gated ? 0 : pieces_of(x)), writes(out, pieces_of(out))});
-}
-
-void Program::elementwise(Elementwise op, const View &out, const View &x, const View *y, float factor) {
-    check(x, x.cols);
-    check(out, x.cols);
-    if (out.rows != x.rows) refuse("out and x must have the same rows");
-    const std::int64_t pieces = pieces_of(x);
-    Accesses accesses{reads(x, pieces), writes(out, pieces)};
-    if (y != nullptr) accesses.push_back(reads(*y, pieces));
-    const ElementwiseArgs args{op, at(x), y == nullptr ? nullptr : at(*y), at(out), x.dtype, out.dtype, 0, x.cols,
-                               x.stride, y == nullptr ? 0 : y->stride, out.stride, factor};
-    const Kernels &table = kernels();
-    add_record(
-        [=, &table](const Step &step, const Context &context) {
-            ElementwiseArgs now = args;
-            now.num_rows = step.rows_of(x.rows);
-            table.elementwise(now, context);
-        },
-        accesses);
-}
-
-void Program::scale(const View &out, const View &x, float factor) {
-    std::uint8_t rounded[4];
-    set_number(rounded, x.dtype, 0, factor);  // as the definition holds it
-    elementwise(Elementwise::scale, out, x, nullptr, number(rounded, x.dtype, 0));
-}
-
-void Program::softcap(const View &out, const View &x, float cap) {
-    elementwise(Elementwise::softcap, out, x, nullptr, cap);
-}
-
-void Program::cast(const View &out, const View &x) { elementwise(Elementwise::copy, out, x, nullptr, 0); }
-
-void Program::add(const View &out, const View &x, const View &y) {
-    for (const View *view : {&out, &y}) {
-        check(*view, x.cols);
-        want_same(*view, x, "out, x and y");
-    }
-    elementwise(Elementwise::add, out, x, &y, 0);
+        {reads(x, head_stride == head_dim ? num_heads : 0), reads(cos), reads(sin), writes(out, num_heads)});
 }
 
 void Program::gather(const View &out, const View &x) {
@@ -385,95 +311,24 @@ void Program::gather(const View &out, const View &x) {
         {reads(x), writes(out, 1)});
 }
 
-void Program::write_kv(const KVMemory &memory, const View &key, const View &value, std::int64_t group) {
-    const KVCache &cache = memory.cache();
-    check(key, cache.num_kv_heads * cache.head_dim);
-    check(value, cache.num_kv_heads * cache.head_dim);
-    want_same(key, value, "key and value");
-    if (group < 0) refuse("a KV group must not be negative");
-    use_group(group);
-    const std::int64_t slots = cache.num_blocks * cache.block_size;
-    num_slots_.resize(static_cast<std::size_t>(num_groups_), INT64_MAX);
-    num_slots_[static_cast<std::size_t>(group)] = std::min(num_slots_[static_cast<std::size_t>(group)], slots);
-    WriteKVArgs args{};
-    args.cache = cache;
-    args.key = at(key);
-    args.value = at(value);
-    args.key_stride = key.stride;
-    args.value_stride = value.stride;
-    args.dtype = key.dtype;
+void Program::mean_rows(const View &out, const View &x) {
+    check(x, x.cols);
+    check(out, x.cols);
+    want_dense(out, "out");
+    if (out.rows != Rows::logits || x.rows != Rows::tokens || out.dtype != x.dtype)
+        refuse("mean_rows takes rows of tokens to rows of logits of the same dtype");
+    has_means_ = true;
+    const MeanRowsArgs args{at(x), at(out), x.dtype, 0, x.cols, x.stride, nullptr, nullptr};
     const Kernels &table = kernels();
     add_record(
         [=, &table](const Step &step, const Context &context) {
-            WriteKVArgs now = args;
-            now.num_tokens = step.num_tokens;
-            now.slot_mapping = step.slot_mappings[static_cast<std::size_t>(group)];
-            table.write_kv(now, context);
+            MeanRowsArgs now = args;
+            now.num_rows = step.num_logits;
+            now.starts = step.starts;
+            now.ends = step.ends;
+            table.mean_rows(now, context);
         },
-        {reads(key, cache.num_kv_heads), reads(value, cache.num_kv_heads), cache_access(memory, true)});
-}
-
-void Program::attention(const View &out, const View &query, const KVMemory &memory, std::int64_t group, float scale,
-                        std::int64_t window, float softcap, std::vector<float> sinks,
-                        std::vector<float> alibi_slopes) {
-    const KVCache &cache = memory.cache();
-    check(query, query.cols);
-    check(out, query.cols);
-    want_same(out, query, "out and query");
-    want_dense(out, "out");
-    const std::int64_t heads = query.cols / cache.head_dim;
-    if (heads * cache.head_dim != query.cols || heads % cache.num_kv_heads != 0 ||
-        heads / cache.num_kv_heads > kAttentionRows || group < 0 || window < 0)
-        refuse("query heads do not fit a cache of " + std::to_string(cache.num_kv_heads) + " heads of " +
-               std::to_string(cache.head_dim) + " (at most " + std::to_string(kAttentionRows) +
-               " to a head), or the group or window is negative");
-    want_length(sinks, heads, "sinks");
-    want_length(alibi_slopes, heads, "alibi_slopes");
-    use_group(group);
-    const auto same = [&](const std::unique_ptr<Tasks> &t) {
-        return t->group == group && t->num_heads == heads && t->window == window &&
-               t->shape.num_kv_heads == cache.num_kv_heads && t->shape.head_dim == cache.head_dim &&
-               t->shape.block_size == cache.block_size && t->shape.num_blocks == cache.num_blocks;
-    };
-    auto found = std::find_if(tasks_.begin(), tasks_.end(), same);
-    if (found == tasks_.end()) {
-        tasks_.push_back(std::make_unique<Tasks>());
-        found = tasks_.end() - 1;
-        (*found)->group = group;
-        (*found)->num_heads = heads;
-        (*found)->window = window;
-        (*found)->shape = cache;
-        (*found)->args = AttentionArgs{};
-        (*found)->args.cache = cache;
-        (*found)->args.num_heads = heads;
-        (*found)->args.window = window;
-    }
-    Tasks *tasks = found->get();
-    const int turn = tasks->num_records++ % 2;
-    const char *counters = reinterpret_cast<const char *>(tasks->counters);
-    AttentionArgs probe{};
-    probe.cache = cache;
-    const Kernels &table = kernels();
-    add_record(
-        [=, this, &table, sinks = std::move(sinks), slopes = std::move(alibi_slopes)](const Step &,
-                                                                                     const Context &context) {
-            if (context.thread == 0) tasks->counters[1 - turn] = 0;
-            AttentionArgs args = tasks->args;
-            args.cache = cache;
-            args.query = at(query);
-            args.query_stride = query.stride;
-            args.out = at(out);
-            args.dtype = query.dtype;
-            args.scale = scale;
-            args.softcap = softcap;
-            args.sinks = or_null(sinks);
-            args.alibi_slopes = or_null(slopes);
-            args.next_task = &tasks->counters[turn];
-            table.attention(args, context);
-        },
-        {reads(query), writes(out), cache_access(memory, false),
-         {counters, counters + sizeof tasks->counters, Rows::tokens, 0, 0, 0, true}},
-        table.attention_scratch(probe));
+        {reads(x), writes(out, pieces_of(out))});
 }
 
 void Program::validate(const Step &step) const {
@@ -493,25 +348,51 @@ void Program::validate(const Step &step) const {
     };
     within(step.input_ids, step.num_tokens, 0, vocab_size_, "input_ids");
     within(step.positions, step.num_tokens, 0, num_positions_, "positions");
-    within(step.logits_indices, step.num_logits, 0, step.num_tokens, "logits_indices");
+    if (num_types_ < INT32_MAX) {
+        if (step.token_types == nullptr) refuse("the program embeds token types, and the step brings none");
+        within(step.token_types, step.num_tokens, 0, num_types_, "token_types");
+    }
+    if ((num_features_ > 0) != (step.features != nullptr) || step.num_features != num_features_)
+        refuse("the program reads " + std::to_string(num_features_) + " features a row, and the step brings others");
+    for (const WindowUse &use : windows_) {
+        if (static_cast<std::size_t>(use.number) >= step.windows.size()) refuse("the step brings too few windows");
+        const Step::Windows &windows = step.windows[static_cast<std::size_t>(use.number)];
+        if (windows.num_rows != step.rows_of(use.to) || windows.width != use.width)
+            refuse("windows " + std::to_string(use.number) + " must be [" + std::to_string(step.rows_of(use.to)) +
+                   ", " + std::to_string(use.width) + "]");
+        within(windows.rows, windows.num_rows * windows.width, -1, step.rows_of(use.from), "windows");
+    }
+    if (has_means_) {
+        if (step.starts == nullptr) refuse("the program makes means of rows, and the step does not say of which");
+        within(step.starts, step.num_logits, 0, step.num_tokens, "starts");
+        for (std::int64_t i = 0; i < step.num_logits; ++i)
+            within(step.ends + i, 1, step.starts[i] + 1, step.num_tokens + 1, "ends");
+    } else if (step.logits_indices != nullptr) {
+        within(step.logits_indices, step.num_logits, 0, step.num_tokens, "logits_indices");
+    }
     if (num_rope_variants_ > 1) {
         if (step.rope_rows == nullptr) refuse("a rope has variants, and the step brings no rope_rows");
         within(step.rope_rows, step.num_tokens, 0, num_rope_variants_, "rope_rows");
     }
-    for (std::size_t group = 0; group < num_slots_.size(); ++group)
+    for (std::size_t group = 0; group < num_slots_.size() && step.num_tokens > 0; ++group) {
+        if (num_slots_[group] == INT64_MAX) continue;
+        if (step.slot_mappings[group] == nullptr) refuse("slot_mapping must have a slot for each token");
         within(step.slot_mappings[group], step.num_tokens, -1, num_slots_[group], "slot_mapping");
+    }
+    for (const std::int64_t group : state_groups_) {
+        const auto index = static_cast<std::size_t>(group);
+        if (step.max_num_blocks[index] < 1) refuse("the block table of a state group needs a column");
+        for (std::int64_t r = 0; r < step.num_reqs; ++r)
+            within(step.block_tables[index] + r * step.max_num_blocks[index], 1, -1, num_slots_[index], "state slot");
+        within(step.query_start_loc, step.num_reqs + 1, 0, step.num_tokens + 1, "query_start_loc");
+        for (std::int64_t r = 0; r < step.num_reqs; ++r)
+            if (step.query_start_loc[r] > step.query_start_loc[r + 1]) refuse("query_start_loc must rise");
+    }
 }
 
 void Program::run(const Step &step) {
     validate(step);
-    for (const auto &tasks : tasks_) {
-        const auto group = static_cast<std::size_t>(tasks->group);
-        tasks->args.block_table = step.block_tables[group];
-        tasks->args.max_num_blocks = step.max_num_blocks[group];
-        tasks->plan.make(tasks->args, step.query_start_loc, step.seq_lens, step.num_reqs, step.num_tokens,
-                         num_threads());
-        tasks->counters[0] = tasks->counters[1] = 0;
-    }
+    plan_attention(step);
     std::size_t done = 0;
     for (const Call &call : calls_) {
         run_records(step, done, call.at);

@@ -159,8 +159,9 @@ INLINE float to_float(bf16 value) { return bits_as<float>(static_cast<uint32_t>(
 INLINE float to_float(f16 value) {
     const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16, rest = value.bits & 0x7FFF;
     if (rest >= 0x7C00) return bits_as<float>(sign | 0x7F800000 | (rest & 0x3FF) << 13);
-    // The exponent is moved by a product, which also normalises small numbers.
-    return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f));
+    if (rest >= 0x400) return bits_as<float>(sign | (0x38000000 + (rest << 13)));
+    // A denormal of f16 is a normal float; as an integer it takes no part in what is done with denormals.
+    return bits_as<float>(sign | bits_as<uint32_t>(static_cast<float>(rest) * 0x1p-24f));
 }
 INLINE V load_as_float(const f16 *data) {
 #if defined(HEADRACE_HAS_512)

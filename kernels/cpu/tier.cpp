@@ -16,11 +16,23 @@ void elementwise(const ElementwiseArgs &, const Context &);
 void write_kv(const WriteKVArgs &, const Context &);
 size_t attention_scratch(const AttentionArgs &);
 void attention(const AttentionArgs &, const Context &);
+void mean_rows(const MeanRowsArgs &, const Context &);
+size_t route_scratch(const RouteArgs &);
+void route(const RouteArgs &, const Context &);
+void combine(const CombineArgs &, const Context &);
+void modulate(const ModulateArgs &, const Context &);
+void conv(const ConvArgs &, const Context &);
+size_t scan_scratch(const ScanArgs &);
+void scan(const ScanArgs &, const Context &);
+size_t delta_scratch(const DeltaArgs &);
+void delta(const DeltaArgs &, const Context &);
 
 const Kernels *table() {
     static const Kernels kernels = {
         linear_scratch, linear, linear_blocks_scratch, linear_blocks, quantize, rms_norm, layer_norm,
         rope,           act,    elementwise,           write_kv,      attention_scratch, attention,
+        mean_rows,      route_scratch, route,            combine,
+        modulate,       conv,          scan_scratch,     scan,     delta_scratch,     delta,
     };
     return &kernels;
 }

@@ -355,8 +355,12 @@ def _check_op(op: str, dtype: str, cases: Callable[[Rng], Iterator[Case]], subje
             *(wide_copy(ops, array, wide) if _is_array(array) else array for array in arguments), **case.kwargs
         )
         got, want = (_flat(value) for value in (results, expected))
+        mutable = [value.array.shape for value in case.args if isinstance(value, Value) and value.is_mutable]
         for result, definition in zip(got, want, strict=True):
-            error = compare(to_numpy(ops, result), definition.numpy(), TOLERANCE[dtype], case.what)
+            array, wanted = to_numpy(ops, result), definition.numpy()
+            if array.shape in mutable:  # what is not kept may land in the null block
+                array, wanted = array[1:], wanted[1:]
+            error = compare(array, wanted, TOLERANCE[dtype], case.what)
             worst = max(worst, error)
         count += 1
     return f"{count} cases, worst error {worst:.1e}, allowed {TOLERANCE[dtype]:.0e}"

@@ -37,6 +37,7 @@ class NativeDevice(Device):
             dtypes=dtypes,
             kv_dtypes=KV_DTYPES,
             schemes=SCHEMES,
+            packs_experts=True,
             shared_memory=True,
             capture="tape",
             # The encoder of images runs in torch.
@@ -46,7 +47,7 @@ class NativeDevice(Device):
     def runner(self, config: RunnerConfig) -> Runner:
         """A runner over a native program. Raises Unsupported if there can be none and torch is missing."""
         from .native.runner import NativeRunner
-        from .native.trace import UntraceableOp
+        from .native.values import UntraceableOp
 
         try:
             return NativeRunner(config)

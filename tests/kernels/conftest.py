@@ -1,6 +1,6 @@
 """Runs each kernel test on every tier that this CPU has, and compares in float64."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,50 @@ class Guarded:
         return self.array
 
 
+class Tape:
+    """A program whose first records load arrays."""
+
+    def __init__(self, num_rows: int, dtype: str) -> None:
+        self.num_rows, self.dtype = num_rows, dtype
+        self.program = ops.Program(1 << 24, num_rows, num_rows)
+        self._offset = 0
+        self._places: list[tuple[Any, int]] = []
+
+    def offset_of(self, view: Any) -> int:
+        """Where a value begins."""
+        return next(offset for known, offset in self._places if known is view)
+
+    def value(self, cols: int, rows: str = "tokens", dtype: str = "") -> Any:
+        """A place of its own."""
+        view = ops.View(self._offset, cols, cols, dtype or self.dtype, rows)
+        self._places.append((view, self._offset))
+        self._offset += (self.num_rows * cols * 4 + 63) // 64 * 64
+        return view
+
+    def load(self, array: Array, dtype: str = "") -> Any:
+        """A record that puts an array there."""
+        rows = np.ascontiguousarray(array).reshape(len(array), -1)
+        weight = ops.PackedWeight(dtype or self.dtype, *rows.shape)
+        weight.write_dense(0, rows, any_value=True)
+        view = self.value(rows.shape[1], dtype=dtype)
+        self.program.embedding(view, weight)
+        return view
+
+    def read(self, view: Any, num_rows: int, cols: int) -> Array:
+        """A value after a run, read into an array with guards."""
+        result = Guarded((num_rows, cols), self.dtype)
+        self.program.read(result.array, view)
+        return result.check()
+
+    def run(self, lens: Sequence[int], **options: Any) -> None:
+        """One step of requests of these lengths, whose rows are those that were loaded."""
+        ids = np.arange(self.num_rows, dtype=np.int32)
+        starts = np.cumsum([0, *lens]).astype(np.int32)
+        no_table = [np.zeros((len(lens), 1), np.int32)]
+        tables, slots = options.pop("tables", no_table), options.pop("slots", [ids])
+        self.program.run(ids, ids, starts, np.diff(starts), tables, slots, np.empty(0, np.int32), **options)
+
+
 @pytest.fixture
 def kit() -> type["Kit"]:
     return Kit
@@ -85,3 +129,4 @@ class Kit:
     nmse = staticmethod(nmse)
     limits = LIMITS
     Guarded = Guarded
+    Tape = Tape

@@ -294,3 +294,15 @@ def test_errors(kit: Any) -> None:
         quantized.write_dense(0, bad)
     with pytest.raises(ValueError, match="at least one row"):
         ops.PackedWeight("float32", 0, 8)
+
+
+@pytest.mark.parametrize("weight_dtype", ("float16", "float32"))
+def test_denormals_of_float16_are_numbers(kit: Any, tier: str, weight_dtype: str) -> None:
+    """Though those of float32 count as zero: they are normal numbers there."""
+    small = np.arange(16 * 21).reshape(16, 21).astype(np.uint16).view(np.float16)
+    weight = ops.PackedWeight(weight_dtype, 16, 21)
+    weight.write_dense(0, small)
+    for x in (np.eye(21, dtype=np.float32) * 1024, np.eye(21, dtype=np.float16)):
+        out = kit.Guarded((21, 16), str(x.dtype))
+        ops.linear(out.array, x, weight)
+        assert np.array_equal(out.check(), small.T.astype(x.dtype) * x[0, 0])

@@ -93,6 +93,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": lambda x: np.maximum(x, 0),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
     "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
 }
 
 

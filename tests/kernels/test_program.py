@@ -90,8 +90,8 @@ class Model:
                 p.rms_norm(normed, query, HEAD_DIM, layer["q_norm"].tolist(), 1e-5)
                 query = normed
             turned_q, turned_k = value(HEADS * HEAD_DIM), value(KV_HEADS * HEAD_DIM)
-            p.rope(turned_q, query, cos, sin, HEAD_DIM)
-            p.rope(turned_k, key, cos, sin, HEAD_DIM)
+            p.rope(turned_q, query, cos, sin, HEAD_DIM, HEAD_DIM)
+            p.rope(turned_k, key, cos, sin, HEAD_DIM, HEAD_DIM)
             p.write_kv(caches[i], turned_k, part(qkv, (HEADS + KV_HEADS) * HEAD_DIM, KV_HEADS * HEAD_DIM))
             attended = value(HEADS * HEAD_DIM)
             p.paged_attention(attended, turned_q, caches[i], 0, SCALE, self.window(i))
@@ -248,7 +248,7 @@ def test_errors(kit: Any) -> None:
         program.embedding(ops.View((1 << 20) - 64, HIDDEN, HIDDEN, "float32"), model.embed)
     with pytest.raises(ValueError, match="has 5 columns where 24 are needed"):
         program.embedding(ops.View(0, 5, 5, "float32"), model.embed)
-    with pytest.raises(ValueError, match="rows must be 'tokens' or 'logits'"):
+    with pytest.raises(ValueError, match="rows must be one of 'tokens', 'logits'"):
         ops.View(0, 5, 5, "float32", "requests")
 
 

@@ -64,8 +64,7 @@ def test_our_devices_pass_all_of_it(plugins: Plugins, device: str) -> None:
     subject = Subject(open_on(plugins, device), plugins)
     results = [run_check(spec, subject) for spec in all_checks().values()]
     assert not [result for result in results if result.outcome == "failed"]
-    ragged = {"encoder_attention", "mean_rows", "stack_rows", "store_rows", "place_rows"}
-    ops = ragged if device == "cpu" and has_native_kernels() else set()
+    ops = {"store_rows", "place_rows"} if device == "cpu" and has_native_kernels() else set()
     unsupported = {f"ops.{op}.{dtype}" for op in ops for dtype in DTYPES} | {"model.run_ahead"}
     assert {result.name for result in results if result.outcome == "unsupported"} == unsupported
 

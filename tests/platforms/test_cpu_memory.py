@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MixtralConfig
 
 from headrace import LLM, SamplingParams
 from headrace.core.config import EngineConfig
@@ -52,6 +52,28 @@ def runner_of(llm: LLM) -> NativeRunner:
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize("quantize", ["none", "int8", "int8-channel", "fp8", "int4", "int4-sym"])
 def test_what_is_planned_is_what_is_allocated(folder: str, quantize: str, kv_dtype: str) -> None:
+    check_plan(folder, quantize, kv_dtype)
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "int4"])
+def test_experts_are_planned_as_they_are_allocated(tmp_path: Path, quantize: str) -> None:
+    MixtralConfig(
+        vocab_size=3001,
+        hidden_size=416,
+        intermediate_size=352,
+        num_hidden_layers=3,
+        num_attention_heads=13,
+        num_key_value_heads=13,
+        head_dim=32,
+        num_local_experts=9,
+        max_position_embeddings=512,
+        dtype="bfloat16",
+    ).save_pretrained(tmp_path)
+    check_plan(str(tmp_path), quantize, "auto")
+
+
+def check_plan(folder: str, quantize: str, kv_dtype: str) -> None:
+    """Weights, caches and activations against the plan."""
     options = {**OPTIONS, "quantize": quantize, "kv_dtype": kv_dtype}
     config = EngineConfig.from_options({**options, "model": folder})
     plan = plan_model(config, device_target(open_device(config)), lambda line: None)
@@ -61,7 +83,7 @@ def test_what_is_planned_is_what_is_allocated(folder: str, quantize: str, kv_dty
         weights += sum(vector.nbytes for vector in runner._vectors.values())
         program = runner._program
         assert program is not None
-        caches = sum(cache.num_bytes for cache in program._caches)
+        caches = sum(cache.num_bytes for cache in program._caches.values())
         assert abs(plan.weights_bytes - weights) <= 0.02 * weights
         assert abs(plan.kv_bytes - caches) <= 0.02 * caches
         assert plan.step_bytes == program.arena_bytes > 1 << 20

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.core.kv.groups import kv_groups
 from headrace.core.models.config import read_config
 from headrace.core.models.declare import declare_params
 from headrace.core.models.registry import read_spec
@@ -13,7 +14,8 @@ from headrace.core.models.spec import ModelSpec
 from headrace.kernels.cpu import _ops
 from headrace.platforms.cpu.native.parts import is_separable, part_name, separate
 from headrace.platforms.cpu.native.program import NativeProgram
-from headrace.platforms.cpu.native.trace import Trace, trace_decoder
+from headrace.platforms.cpu.native.trace import trace_step
+from headrace.platforms.cpu.native.values import CacheRef, Trace
 from tiny_checkpoints import tiny_config
 
 
@@ -25,7 +27,10 @@ def qwen2(folder: Path) -> ModelSpec:
 
 def logits_of(spec: ModelSpec, trace: Trace, weights: dict[str, Any], vectors: dict[str, Any]) -> Any:
     heads = [(layer.attn.num_kv_heads, layer.attn.head_dim) for layer in spec.layers]
-    caches = [_ops.KVCache(4, 16, num_kv_heads, head_dim, "float32") for num_kv_heads, head_dim in heads]
+    caches = {
+        CacheRef(layer=layer): _ops.KVCache(4, 16, num_kv_heads, head_dim, "float32")
+        for layer, (num_kv_heads, head_dim) in enumerate(heads)
+    }
     program = NativeProgram(trace, weights, vectors, caches, max_tokens=8, max_logits=1, quantize_x=frozenset())
     count = 6
     tokens = np.arange(count, dtype=np.int32)
@@ -43,7 +48,7 @@ def logits_of(spec: ModelSpec, trace: Trace, weights: dict[str, Any], vectors: d
 
 def test_parts_give_the_bits_of_the_whole(tmp_path: Path) -> None:
     spec = qwen2(tmp_path)
-    trace = trace_decoder(spec, "float32", [0] * spec.num_layers)
+    trace = trace_step(spec, "float32", kv_groups(spec, 1))
     random = np.random.default_rng(0)
     values = {
         param.name: random.standard_normal(param.shape).astype(np.float32) * 0.1 for param in declare_params(spec)
@@ -79,12 +84,12 @@ def test_parts_give_the_bits_of_the_whole(tmp_path: Path) -> None:
 
 def test_what_is_read_across_parts_stays_whole(tmp_path: Path) -> None:
     spec = qwen2(tmp_path)
-    trace = trace_decoder(spec, "float32", [0] * spec.num_layers)
+    trace = trace_step(spec, "float32", kv_groups(spec, 1))
     [gate_up, *_] = [param for param in declare_params(spec) if "gate_up_proj" in param.name]
     half = gate_up.shape[0] // 2
     assert not is_separable(trace, gate_up.name, [half, half]), "act_mul reads gate and up as one"
     [qkv, *_] = [param for param in declare_params(spec) if "qkv_proj.weight" in param.name]
     assert not is_separable(trace, qkv.name, [1, qkv.shape[0] - 1]), "a part ends within a head"
     tied = replace(spec, tie_word_embeddings=True)
-    trace = trace_decoder(tied, "float32", [0] * spec.num_layers)
+    trace = trace_step(tied, "float32", kv_groups(spec, 1))
     assert not is_separable(trace, "embed_tokens.weight", [1, spec.vocab_size - 1])

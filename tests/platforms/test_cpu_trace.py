@@ -1,19 +1,38 @@
 """Tracing and placing: a byte that an instruction reads is still the one that was written for it."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.core.models.config import read_config
+from headrace.core.kv.groups import kv_groups
+from headrace.core.models.config import HFConfig, read_config
 from headrace.core.models.declare import declare_params
+from headrace.core.models.heads import with_default_pooler
 from headrace.core.models.registry import read_spec
 from headrace.core.models.spec import ModelSpec
 from headrace.core.weights.source import DTYPE_BYTES
 from headrace.platforms.cpu.native.arena import ALIGNMENT, plan_arena
-from headrace.platforms.cpu.native.trace import CacheRef, ParamRef, Rows, Trace, Value, trace_decoder
+from headrace.platforms.cpu.native.trace import trace_encoder, trace_step
+from headrace.platforms.cpu.native.values import CacheRef, ParamRef, Rows, Trace, UntraceableOp, Value
+from published_decoders import PUBLISHED_DECODERS
+from published_encoders import PUBLISHED_ENCODERS
+from published_foundation import PUBLISHED_FOUNDATION
+from published_recurrent import PUBLISHED_RECURRENT
+from published_seq2seq import PUBLISHED_SEQ2SEQ
+from published_wrappers import PUBLISHED_WRAPPERS
 from tiny_checkpoints import FAMILIES, tiny_config
 
-MAX_ROWS: dict[Rows, int] = {"tokens": 7, "logits": 3}
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    **PUBLISHED_FOUNDATION,
+    **PUBLISHED_ENCODERS,
+    **PUBLISHED_DECODERS,
+    **PUBLISHED_RECURRENT,
+    **PUBLISHED_SEQ2SEQ,
+    **PUBLISHED_WRAPPERS,
+}
+MAX_ROWS: dict[Rows, int] = {"tokens": 7, "logits": 3, "chunk": 7}
 
 
 @pytest.fixture(params=sorted(FAMILIES))
@@ -24,8 +43,8 @@ def spec(request: pytest.FixtureRequest, tmp_path: Path) -> ModelSpec:
 
 
 def trace_of(spec: ModelSpec) -> Trace:
-    """A trace in bfloat16, all layers in one KV group."""
-    return trace_decoder(spec, "bfloat16", [0] * spec.num_layers)
+    """A trace in bfloat16, all layers in one KV group, which no sequence outgrows."""
+    return trace_step(spec, "bfloat16", kv_groups(spec, 1))
 
 
 def byte_range(value: Value, offset: int) -> range:
@@ -75,3 +94,19 @@ def test_every_parameter_is_read_and_every_cache_written_before_it_is_read(spec:
 def test_views_cost_no_instruction(spec: ModelSpec) -> None:
     ops = {instruction.op for instruction in trace_of(spec).instructions}
     assert not ops & {"split", "split_heads", "merge_heads"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_model_has_a_program_without_torch(name: str) -> None:
+    """But for the models that read images, whose encoder has none."""
+    config = HFConfig(PUBLISHED[name])
+    spec = with_default_pooler(read_spec(config), config)
+    groups = kv_groups(spec, spec.max_position_embeddings)
+    if spec.vision is not None:
+        with pytest.raises(UntraceableOp, match="no encoder of images"):
+            trace_step(spec, "bfloat16", groups)
+        return
+    traces = [trace_step(spec, "bfloat16", groups)]
+    if spec.encoder is not None:
+        traces.append(trace_encoder(spec, "bfloat16"))
+    assert not [segment.attrs["definition"] for trace in traces for segment in trace.segments]

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.core.weights.source import DTYPE_BYTES
+from headrace.kernels.cpu import _ops
 
-from .trace import Instruction, Rows, Trace, Value
+from .values import Instruction, Rows, Trace, Value
 
 ALIGNMENT = 64
 
@@ -16,6 +17,11 @@ class Arena:
 
     offsets: Mapping[int, int]
     num_bytes: int
+
+
+def max_rows_of(max_tokens: int, max_logits: int) -> Mapping[Rows, int]:
+    """The most rows of each kind in a step."""
+    return {"tokens": max_tokens, "logits": max_logits, "chunk": min(max_tokens, _ops.CHUNK_TOKENS)}
 
 
 def plan_arena(trace: Trace, max_rows: Mapping[Rows, int]) -> Arena:

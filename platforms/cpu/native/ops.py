@@ -23,14 +23,20 @@ from headrace.kernels.cpu import _ops
 
 from .program import NativeProgram
 from .sampling import sampling_ops
-from .trace import CacheRef, InputRef, Instruction, ParamRef, Trace, Tracer, UntraceableOp, Value
-from .weights import pack
+from .stacks import pack_stacks, readers_of
+from .tracer import Tracer
+from .values import CacheRef, InputRef, Instruction, ParamRef, StateRef, Trace, UntraceableOp, Value
+from .weights import STORED_DTYPES, pack
 
 Numpy = npt.NDArray[Any]
 
 _NUM_VALUES = {
     "embedding": 0,
     "linear": 1,
+    "route_experts": 1,
+    "grouped_experts": 3,
+    "absorb_keys": 1,
+    "expand_values": 1,
     "rms_norm": 1,
     "add_rms_norm": 2,
     "layer_norm": 1,
@@ -38,23 +44,64 @@ _NUM_VALUES = {
     "rope": 3,
     "write_kv": 2,
     "paged_attention": 1,
+    "encoder_attention": 3,
+    "mean_rows": 1,
+    "stack_rows": 1,
+    "causal_conv": 1,
+    "selective_scan": 4,
+    "gated_delta": 5,
     "add": 2,
     "scale": 1,
     "softcap": 1,
     "act": 1,
     "act_mul": 1,
+    "gate": 2,
+    "xielu": 1,
+    "mul": 2,
+    "clamp": 1,
+    "log_growth": 0,
+    "concat": 9,
     "cast": 1,
     "gather": 1,
 }
-"""Ops that are records, and how many of their first arrays are activations; arrays behind those are parameters."""
+"""Ops that are records, and how many of their first arrays are activations; arrays behind those are parameters, and
+so is an array of one axis."""
 _INPUTS = {
     "embedding": ("input_ids",),
     "rotary_angles": ("positions", "rope_rows"),
     "gather": ("logits_indices",),
+    "log_growth": ("positions",),
+    "causal_conv": ("query_start_loc", "block_tables", "slot_mappings"),
+    "selective_scan": ("query_start_loc", "block_tables", "slot_mappings"),
+    "gated_delta": ("query_start_loc", "block_tables", "slot_mappings"),
     "write_kv": ("slot_mappings",),
     "paged_attention": ("query_start_loc", "seq_lens", "block_tables"),
+    "encoder_attention": ("query_start_loc",),
+    "mean_rows": ("starts", "ends"),
+    "stack_rows": ("windows",),
 }
 """What the int32 arrays of an op are in a batch, in order."""
+_STATES = {"causal_conv": 3, "selective_scan": 7, "gated_delta": 7}
+"""Which argument of an op holds states."""
+
+
+TORCH_OPS = ("store_rows", "place_rows")
+"""Ops without a native form, which only models that read images need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeStack:
+    """A stacked weight, packed by the op that reads it."""
+
+    tensors: Sequence[HostTensor]
+    num_stacked: int
+    dtype: str
+    keep_blocks: bool
+
+    def param(self, name: str) -> ParamRef:
+        """A reference to it."""
+        shape = sum(tensor.shape[0] for tensor in self.tensors), self.tensors[0].shape[1]
+        return ParamRef(name=name, shape=shape, num_stacked=self.num_stacked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +114,18 @@ class NativeWeight:
 
 
 def native_ops(dtype: str, *, keep_blocks: bool) -> OpTable:
-    """The ops that have a native form, for activations in `dtype`; the others raise Unsupported when called.
+    """The ops for activations in `dtype`; those of TORCH_OPS raise Unsupported.
 
     keep_blocks: as for `weights.pack`.
     """
-    table: dict[str, Callable[..., Any]] = {name: partial(_refuse, name) for name in op_names()}
+    table: dict[str, Callable[..., Any]] = {name: partial(_refuse, name) for name in TORCH_OPS}
     table |= {name: getattr(sampling_ops(), name) for name in _SAMPLING}
     table |= {name: partial(_run_op, name, dtype) for name in _NUM_VALUES}
     table |= {
         "pack_linear": partial(_pack_linear, keep_blocks=keep_blocks),
+        "pack_stacked": partial(_pack_stacked, keep_blocks=keep_blocks),
         "new_kv_cache": _new_kv_cache,
+        "new_state": _new_state,
         "gather": partial(_gather, dtype),
         "split": lambda x, sizes: tuple(np.split(x, np.cumsum(sizes)[:-1], axis=-1)),
         "split_heads": lambda x, *, head_dim: x.reshape(len(x), x.shape[1] // head_dim, head_dim),
@@ -85,7 +134,7 @@ def native_ops(dtype: str, *, keep_blocks: bool) -> OpTable:
         "to_host": lambda array: array,
         "upload": _upload,
     }
-    assert {name for name, function in table.items() if not _is_refusal(function)} == NATIVE_OPS
+    assert set(table) == set(op_names())
     return OpTable(table)
 
 
@@ -98,21 +147,6 @@ _SAMPLING = (
     "remember_tokens",
     "recall_tokens",
 )
-NATIVE_OPS = frozenset(
-    {
-        *_NUM_VALUES,
-        *_SAMPLING,
-        "pack_linear",
-        "new_kv_cache",
-        "split",
-        "split_heads",
-        "merge_heads",
-        "to_device",
-        "to_host",
-        "upload",
-    }
-)
-"""Every op that a native program can be made of."""
 
 
 def prepare_native_op(dtype: str, op: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> PreparedOp | None:
@@ -126,7 +160,8 @@ def prepare_native_op(dtype: str, op: str, arguments: Sequence[Any], options: Ma
         x, *rest = arguments
         arguments = [x.reshape(len(x), math.prod(x.shape[1:])), *rest]
     call, results = _trace_op(op, dtype, arguments, options)
-    values = [] if isinstance(results, CacheRef) else [results] if isinstance(results, Value) else list(results)
+    results = results if isinstance(results, tuple) else (results,)
+    values = [result for result in results if isinstance(result, Value)]
     return PreparedOp(run=call.prepare(values)[1], idle=call.prepare_loads())
 
 
@@ -134,9 +169,9 @@ def native_selections() -> tuple[Selection, ...]:
     """Who serves each op on this platform."""
     reason = "no native form; a model that needs this op runs in torch"
     return tuple(
-        Selection(op=op, provider="native")
-        if op in NATIVE_OPS
-        else Selection(op=op, provider=DEFINITION, declined=(("native", reason),))
+        Selection(op=op, provider=DEFINITION, declined=(("native", reason),))
+        if op in TORCH_OPS
+        else Selection(op=op, provider="native")
         for op in op_names()
     )
 
@@ -145,13 +180,19 @@ def _refuse(op: str, /, *arguments: object, **options: object) -> None:
     raise Unsupported(f"op {op} has no native form; a model that needs it runs in torch")
 
 
-def _is_refusal(function: Callable[..., Any]) -> bool:
-    return isinstance(function, partial) and function.func is _refuse
-
-
 def _pack_linear(tensors: Sequence[HostTensor], *, dtype: str, device: str, keep_blocks: bool) -> NativeWeight:
     packed, layout = pack(tensors, dtype, keep_blocks=keep_blocks)
     return NativeWeight(packed=packed, dtype=dtype, rounds_x=layout.rounds_x)
+
+
+def _pack_stacked(
+    tensors: Sequence[HostTensor], *, num_stacked: int, dtype: str, device: str, keep_blocks: bool
+) -> NativeStack:
+    return NativeStack(tensors=tensors, num_stacked=num_stacked, dtype=dtype, keep_blocks=keep_blocks)
+
+
+def _new_state(*, num_slots: int, shape: tuple[int, ...], dtype: str, device: str) -> Numpy:
+    return np.zeros((num_slots, *shape), STORED_DTYPES[dtype])
 
 
 def _new_kv_cache(
@@ -180,14 +221,19 @@ def _run_op(op: str, dtype: str, /, *arguments: Any, **options: Any) -> Any:
     if isinstance(results, CacheRef):
         call.run([])
         return arguments[0]
-    arrays = call.run([results] if isinstance(results, Value) else list(results))
-    return arrays[0] if isinstance(results, Value) else tuple(arrays)
+    if isinstance(results, Value):
+        return call.run([results])[0]
+    arrays = iter(call.run([result for result in results if isinstance(result, Value)]))
+    return tuple(next(arrays) if isinstance(result, Value) else arguments[_STATES[op]] for result in results)
 
 
 def _trace_op(op: str, dtype: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> "tuple[_Call, Any]":
     """A call that has been traced, and what the tracer returned. Raises Unsupported."""
     call = _Call(op, dtype)
-    operands = [call.operand(argument) for argument in arguments]
+    operands = [
+        call.state(argument) if at == _STATES.get(op) else call.operand(argument)
+        for at, argument in enumerate(arguments)
+    ]
     named = {name: call.operand(value) for name, value in options.items()}
     try:
         return call, getattr(call.tracer, op)(*operands, **named)
@@ -205,7 +251,9 @@ class _Call:
         self._weights: dict[str, _ops.PackedWeight] = {}
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
         self._rounds_x: set[str] = set()
-        self._caches: list[_ops.KVCache] = []
+        self._caches: dict[CacheRef, _ops.KVCache] = {}
+        self._states: dict[StateRef, Numpy] = {}
+        self._stacks: dict[str, NativeStack] = {}
         self._batch: dict[str, npt.NDArray[np.int32]] = {}
         self._loaded: list[Value] = []
         self._num_rows: int | None = None
@@ -218,19 +266,34 @@ class _Call:
                 self._rounds_x.add("weight")
             return ParamRef(name="weight", shape=argument.packed.shape)
         if isinstance(argument, _ops.KVCache):
-            self._caches.append(argument)
-            return CacheRef(layer=0)
+            cache = CacheRef(layer=0)
+            self._caches[cache] = argument
+            return cache
+        if isinstance(argument, NativeStack):
+            name = f"stack {len(self._stacks)}"
+            self._stacks[name] = argument
+            return argument.param(name)
+        if isinstance(argument, list | tuple):
+            return tuple(self.operand(part) for part in argument)
         if not isinstance(argument, np.ndarray):
             return argument
+        if argument.dtype == np.int32 and len(self._loaded) < self._num_values:
+            return self._load(argument)
         if argument.dtype == np.int32:
             field = next(self._fields)
             self._batch[field] = argument
-            return InputRef(field=field)
-        if len(self._loaded) < self._num_values:
+            return InputRef(field=field, rows="logits", cols=argument.shape[1] if argument.ndim == 2 else 0)
+        if len(self._loaded) < self._num_values and argument.ndim > 1:
             return self._load(argument)
         name = f"vector {len(self._vectors)}"
         self._vectors[name] = argument
         return ParamRef(name=name, shape=argument.shape)
+
+    def state(self, array: Numpy) -> StateRef:
+        """States, which the op changes."""
+        ref = StateRef(layer=0, index=len(self._states))
+        self._states[ref] = array
+        return ref
 
     def run(self, results: list[Value]) -> list[Numpy]:
         """Run the program and read values from it."""
@@ -262,14 +325,23 @@ class _Call:
             logits=results[-1],
         )
         batch = self._whole_batch()
+        for name, readers in readers_of(trace).items():
+            stack = self._stacks[name]
+            packed = pack_stacks(
+                stack.param(name), stack.tensors, readers, stack.dtype, keep_blocks=stack.keep_blocks
+            )
+            self._weights |= {form: weight for form, (weight, _) in packed.items()}
+            self._rounds_x |= {form for form, (_, layout) in packed.items() if layout.rounds_x}
         try:
             program = NativeProgram(
                 trace,
                 self._weights,
                 self._vectors,
                 self._caches,
+                self._states,
                 max_tokens=max(1, len(batch["input_ids"])),
-                max_logits=max(1, len(batch["logits_indices"])),
+                max_logits=max(1, self._num_logits),
+                max_requests=len(batch["query_start_loc"]) - 1,
                 quantize_x=frozenset(self._rounds_x),
             )
         except UntraceableOp as error:
@@ -284,19 +356,28 @@ class _Call:
             [batch["slot_mappings"]],
             batch["logits_indices"],
             self._batch.get("rope_rows"),
+            encoder_lens=self._batch.get("seq_lens"),
+            ranges=(self._batch["starts"], self._batch["ends"]) if "starts" in self._batch else None,
+            windows=[self._batch["windows"]] if "windows" in self._batch else (),
         )
 
     def _num_rows_of(self, value: Value) -> int:
-        batch = self._whole_batch()
-        return len(batch["input_ids"] if value.rows == "tokens" else batch["logits_indices"])
+        return len(self._whole_batch()["input_ids"]) if value.rows == "tokens" else self._num_logits
+
+    @property
+    def _num_logits(self) -> int:
+        return len(self._batch.get("starts", self._whole_batch()["logits_indices"]))
 
     def _load(self, array: Numpy) -> Value:
         """Rows of an array as activations: a weight of the same dtype, looked up row by row."""
         rows = np.ascontiguousarray(array).reshape(len(array), math.prod(array.shape[1:]))
         name = f"array {len(self._loaded)}"
         dtype: Any = "bfloat16" if array.dtype == np.uint16 else str(array.dtype)
+        if array.dtype == np.int32:
+            rows = rows.view(np.float32)  # moved as it is
         # A weight has at least one row.
-        self._weights[name] = _ops.PackedWeight(dtype, max(1, len(rows)), rows.shape[1])
+        stored: Any = "float32" if dtype == "int32" else dtype
+        self._weights[name] = _ops.PackedWeight(stored, max(1, len(rows)), rows.shape[1])
         if len(rows):
             self._weights[name].write_dense(0, rows, any_value=True)  # activations may hold NaN
         self._num_rows = len(rows)
@@ -327,12 +408,13 @@ class _Call:
         count = self._num_rows if given is None else len(given)
         assert count is not None, "an op has rows"
         rows = np.arange(count, dtype=np.int32)
+        starts = self._batch.get("query_start_loc", np.array([0, count], np.int32))
         return {
             "input_ids": rows if self._loaded else np.zeros(count, np.int32),
             "positions": np.zeros(count, np.int32),
-            "query_start_loc": np.array([0, count], np.int32),
-            "seq_lens": np.array([count], np.int32),
-            "block_tables": np.full((1, 1), -1, np.int32),
+            "query_start_loc": starts,
+            "seq_lens": np.diff(starts),
+            "block_tables": np.full((len(starts) - 1, 1), -1, np.int32),
             "slot_mappings": np.full(count, -1, np.int32),
-            "logits_indices": np.empty(0, np.int32),
+            "logits_indices": np.zeros(len(self._batch.get("windows", ())), np.int32),
         } | self._batch

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from .trace import Instruction, Operand, ParamRef, Trace, Value
+from .values import Instruction, Operand, ParamRef, Trace, Value
 
 Parts = Mapping[str, Sequence[int]]
 """By parameter, the rows of each of its parts."""
@@ -91,6 +91,6 @@ def _parts_of(instruction: Instruction, parts: Parts) -> Sequence[int] | None:
 def _part_of(value: Value, rows: Sequence[int]) -> int | None:
     """The part in which all columns of a value lie."""
     for index, (start, end) in enumerate(pairwise(accumulate(rows, initial=0))):
-        if start <= value.column and value.column + value.cols <= end:
+        if start <= value.column and value.column + value.span <= end:
             return index
     return None

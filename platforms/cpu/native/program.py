@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import numpy.typing as npt
 
 from headrace.kernels.cpu import _ops
 
-from .arena import plan_arena
-from .trace import CacheRef, InputRef, Instruction, ParamRef, Trace, UntraceableOp, Value
+from .arena import max_rows_of, plan_arena
+from .own_rows import OWN_BLOCK_SIZE, biases_by_distance, own_blocks, own_heads
+from .stacks import stack_name
+from .values import CacheRef, InputRef, Instruction, ParamRef, StateRef, Trace, UntraceableOp, Value
 
 Vectors = Mapping[str, npt.NDArray[np.float32]]
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
 
 
 class NativeProgram:
@@ -28,22 +31,28 @@ class NativeProgram:
         trace: Trace,
         weights: Mapping[str, _ops.PackedWeight],
         vectors: Vectors,
-        caches: Sequence[_ops.KVCache] | Mapping[int, _ops.KVCache],
+        caches: Mapping[CacheRef, _ops.KVCache],
+        states: Mapping[StateRef, npt.NDArray[Any]] | None = None,
         *,
         max_tokens: int,
         max_logits: int,
+        max_requests: int = 0,
         quantize_x: frozenset[str],
         tensors: Mapping[str, Any] | None = None,
     ) -> None:
-        arena = plan_arena(trace, {"tokens": max_tokens, "logits": max_logits})
+        max_rows = max_rows_of(max_tokens, max_logits)
+        arena = plan_arena(trace, max_rows)
         self.arena_bytes = arena.num_bytes
         self._offsets = arena.offsets
         self._weights = weights
         self._vectors = vectors
         self._caches = caches
+        self._states = states or {}
         self._quantize_x = quantize_x
         self._tensors = tensors or {}
         self._batch: Mapping[str, Any] = {}
+        self._own_caches: dict[tuple[int, int], _ops.KVCache] = {}
+        self._num_own_blocks = own_blocks(max_tokens, max_requests or max_logits)
         self._program = _ops.Program(arena.num_bytes, max_tokens, max_logits)
         self._logits = self._rows(trace.logits, max_logits)
         self._hidden = trace.hidden_states
@@ -63,8 +72,17 @@ class NativeProgram:
         slot_mappings: Sequence[npt.NDArray[np.int32]],
         logits_indices: npt.NDArray[np.int32],
         rope_rows: npt.NDArray[np.int32] | None = None,
+        token_types: npt.NDArray[np.int32] | None = None,
+        encoder_lens: npt.NDArray[np.int32] | None = None,
+        ranges: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None,
+        features: npt.NDArray[np.float32] | None = None,
+        windows: Sequence[npt.NDArray[np.int32]] = (),
     ) -> None:
-        """One step; the arrays are as in ForwardBatch. Results stay in the arena until the next one."""
+        """One step; the arrays are as in ForwardBatch, `ranges` starts and ends as in PoolingBatch, features and
+        windows as in EncoderBatch.
+
+        Results stay in the arena until the next one.
+        """
         self._batch = {
             "input_ids": input_ids,
             "positions": positions,
@@ -82,10 +100,15 @@ class NativeProgram:
             list(slot_mappings),
             logits_indices,
             rope_rows,
+            token_types,
+            encoder_lens,
+            ranges,
+            features,
+            list(windows),
         )
 
     def logits(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """The logits of the last step, float32 [num_rows, vocab_size]. The next step overwrites them."""
+        """The logits or vectors of the last step, float32 [num_rows, n]. The next step overwrites them."""
         return self._logits[:num_rows]
 
     def hidden_states(self, num_rows: int) -> npt.NDArray[Any]:
@@ -106,9 +129,7 @@ class NativeProgram:
     def _embedding(self, i: Instruction) -> None:
         ids, weight = i.inputs
         assert isinstance(ids, InputRef) and isinstance(weight, ParamRef)
-        self._program.embedding(
-            self._view(i.outputs[0]), self._weights[weight.name], of_positions=ids.field == "positions"
-        )
+        self._program.embedding(self._view(i.outputs[0]), self._weights[weight.name], ids.field)
 
     def _linear(self, i: Instruction) -> None:
         x, weight, bias = i.inputs
@@ -120,6 +141,50 @@ class NativeProgram:
             self._floats(bias),
             quantize_x=weight.name in self._quantize_x,
         )
+
+    def _route_experts(self, i: Instruction) -> None:
+        logits, correction = i.inputs
+        weights, experts = i.outputs
+        options = i.attrs
+        self._program.route_experts(
+            self._view(weights),
+            self._view(experts),
+            self._view(logits),
+            self._floats(correction),
+            options.get("score", "softmax"),
+            options.get("renormalize", True),
+            options.get("weight_scale", 1.0),
+            options.get("num_groups", 1),
+            options.get("num_groups_per_token", 1),
+            options.get("group_score", "top2") == "top2",
+        )
+
+    def _grouped_experts(self, i: Instruction) -> None:
+        x, weights, experts, gate_up, down, gate_up_bias, down_bias = i.inputs
+        out, *buffers = i.outputs
+        self._program.grouped_experts(
+            self._view(out),
+            self._view(x),
+            self._view(weights),
+            self._view(experts),
+            [self._view(buffer) for buffer in buffers],
+            self._stack(gate_up, i.op),
+            self._stack(down, i.op),
+            self._floats(gate_up_bias),
+            self._floats(down_bias),
+            i.attrs["activation"],
+            i.attrs["gated"],
+            i.attrs["clamp"],
+        )
+
+    def _absorb_keys(self, i: Instruction) -> None:
+        query, weight = i.inputs
+        [out] = i.outputs
+        assert isinstance(query, Value)
+        stack = self._stack(weight, i.op, rows=out.head_dim)
+        self._program.linear_heads(self._view(out), self._view(query), stack, query.head_step, out.head_dim)
+
+    _expand_values = _absorb_keys
 
     def _rms_norm(self, i: Instruction) -> None:
         x, weight = i.inputs
@@ -136,8 +201,15 @@ class NativeProgram:
 
     def _layer_norm(self, i: Instruction) -> None:
         x, weight, bias = i.inputs
-        out = self._view(i.outputs[0])
-        self._program.layer_norm(out, self._view(x), self._floats(weight), self._floats(bias), i.attrs["eps"])
+        assert isinstance(x, Value)
+        self._program.layer_norm(
+            self._view(i.outputs[0]),
+            self._view(x),
+            x.head_dim or x.cols,
+            self._floats(weight),
+            self._floats(bias),
+            i.attrs["eps"],
+        )
 
     def _rotary_angles(self, i: Instruction) -> None:
         _, inv_freq, factors, rows = i.inputs
@@ -157,29 +229,112 @@ class NativeProgram:
             self._view(cos),
             self._view(sin),
             x.head_dim,
+            x.head_step,
             i.attrs["interleaved"],
         )
 
     def _write_kv(self, i: Instruction) -> None:
         cache, key, value, slots = i.inputs
         assert isinstance(cache, CacheRef) and isinstance(slots, InputRef)
-        self._program.write_kv(self._caches[cache.layer], self._view(key), self._view(value), slots.group)
+        self._program.write_kv(self._caches[cache], self._view(key), self._view(value), slots.group)
 
     def _paged_attention(self, i: Instruction) -> None:
-        query, cache, _, _, table, sinks, slopes = i.inputs
+        query, cache, _, _, table, sinks, slopes, bias = i.inputs
         assert isinstance(cache, CacheRef) and isinstance(table, InputRef)
         self._program.paged_attention(
             self._view(i.outputs[0]),
             self._view(query),
-            self._caches[cache.layer],
+            self._caches[cache],
             table.group,
             i.attrs["scale"],
             i.attrs["window"],
             i.attrs["softcap"],
             self._floats(sinks),
             self._floats(slopes),
+            self._biases(bias, both_ways=False),
+            "past" if i.attrs["causal"] else "encoder",
         )
 
+    def _encoder_attention(self, i: Instruction) -> None:
+        query, key, value, _, bias = i.inputs
+        assert isinstance(key, Value)
+        cache = self._own_cache(key)
+        self._program.write_kv(cache, self._view(key), self._view(value), _ops.OWN_ROWS)
+        self._program.paged_attention(
+            self._view(i.outputs[0]),
+            self._view(query),
+            cache,
+            _ops.OWN_ROWS,
+            i.attrs["scale"],
+            i.attrs["window"],
+            i.attrs["softcap"],
+            relative_bias=self._biases(bias, both_ways=True),
+            sees="all",
+        )
+
+    def _features(self, i: Instruction) -> None:
+        self._program.features(self._view(i.outputs[0]))
+
+    def _stack_rows(self, i: Instruction) -> None:
+        x, windows = i.inputs
+        assert isinstance(windows, InputRef)
+        self._program.stack_rows(self._view(i.outputs[0]), self._view(x), windows.group, windows.cols)
+
+    def _mean_rows(self, i: Instruction) -> None:
+        self._program.mean_rows(self._view(i.outputs[0]), self._view(i.inputs[0]))
+
+    # ---- states -------------------------------------------------------------------------------------------
+    def _causal_conv(self, i: Instruction) -> None:
+        x, weight, bias, state, _, from_slots, _ = i.inputs
+        assert isinstance(state, StateRef) and isinstance(from_slots, InputRef)
+        self._program.causal_conv(
+            self._view(i.outputs[0]),
+            self._view(x),
+            self._states[state],
+            from_slots.group,
+            self._floats(weight),
+            self._floats(bias),
+            i.attrs["width"],
+            i.attrs["is_silu"],
+        )
+
+    def _selective_scan(self, i: Instruction) -> None:
+        *inputs, a_log, d, dt_bias, state, _, from_slots, _ = i.inputs
+        x, _, b, _ = inputs
+        assert isinstance(x, Value) and isinstance(b, Value)
+        assert isinstance(state, StateRef) and isinstance(from_slots, InputRef)
+        self._program.selective_scan(
+            self._view(i.outputs[0]),
+            [self._view(value) for value in inputs],
+            self._states[state],
+            from_slots.group,
+            x.num_heads,
+            b.num_heads,
+            self._rates(a_log),
+            self._floats(d),
+            self._floats(dt_bias),
+            i.attrs["dt_min"],
+            i.attrs["dt_max"],
+        )
+
+    def _gated_delta(self, i: Instruction) -> None:
+        *inputs, a_log, dt_bias, state, _, from_slots, _ = i.inputs
+        _, key, value, _, _ = inputs
+        assert isinstance(key, Value) and isinstance(value, Value)
+        assert isinstance(state, StateRef) and isinstance(from_slots, InputRef)
+        self._program.gated_delta(
+            self._view(i.outputs[0]),
+            [self._view(each) for each in inputs],
+            self._states[state],
+            from_slots.group,
+            value.num_heads,
+            key.num_heads,
+            self._rates(a_log),
+            self._floats(dt_bias),
+            i.attrs["beta_scale"],
+        )
+
+    # ---- elementwise and shapes ---------------------------------------------------------------------------
     def _add(self, i: Instruction) -> None:
         self._program.add(self._view(i.outputs[0]), self._view(i.inputs[0]), self._view(i.inputs[1]))
 
@@ -197,6 +352,45 @@ class NativeProgram:
 
     def _cast(self, i: Instruction) -> None:
         self._program.cast(self._view(i.outputs[0]), self._view(i.inputs[0]))
+
+    def _modulate(self, i: Instruction) -> None:
+        x, y = i.inputs
+        factors = self._view(y) if isinstance(y, Value) else self._floats(y)
+        self._program.modulate(self._view(i.outputs[0]), self._view(x), factors, i.attrs["is_gate"])
+
+    def _xielu(self, i: Instruction) -> None:
+        x, alpha_p, alpha_n = i.inputs
+        [positive], [negative] = self._floats(alpha_p), self._floats(alpha_n)
+        self._program.xielu(self._view(i.outputs[0]), self._view(x), positive, negative)
+
+    def _clamp(self, i: Instruction) -> None:
+        self._program.clamp(self._view(i.outputs[0]), self._view(i.inputs[0]), i.attrs["limit"])
+
+    def _log_growth(self, i: Instruction) -> None:
+        attrs = i.attrs
+        self._program.log_growth(self._view(i.outputs[0]), attrs["factor"], attrs["length"], attrs["shift"])
+
+    def _concat(self, i: Instruction) -> None:
+        [out], column = i.outputs, 0
+        for part in i.inputs:
+            assert isinstance(part, Value)
+            place = replace(
+                out,
+                column=out.column + column,
+                cols=part.cols,
+                head_dim=part.head_dim,
+                head_stride=out.head_step if out.head_dim else 0,
+            )
+            self._copy(place, part)
+            column += part.width
+
+    def _copy_heads(self, i: Instruction) -> None:
+        [x] = i.inputs
+        assert isinstance(x, Value)
+        self._copy(i.outputs[0], x)
+
+    def _copy(self, out: Value, x: Value) -> None:
+        self._program.copy_heads(self._view(out), self._view(x), x.num_heads, x.width, x.head_step, out.head_step)
 
     def _gather(self, i: Instruction) -> None:
         self._program.gather(self._view(i.outputs[0]), self._view(i.inputs[0]))
@@ -229,7 +423,34 @@ class NativeProgram:
     def _view(self, value: object) -> _ops.View:
         assert isinstance(value, Value), value
         offset = self._offsets[value.buffer] + value.column * _ELEMENT_BYTES[value.dtype]
-        return _ops.View(offset, value.cols, value.stride, value.dtype, value.rows)
+        dtype = "float32" if value.dtype == "int32" else value.dtype  # numbers of four bytes
+        return _ops.View(offset, value.span, value.stride, dtype, value.rows)
+
+    def _stack(self, param: object, op: str, *, rows: int = 0) -> _ops.Stack:
+        """rows: of one matrix in the form that the op reads; 0: all of the parameter's."""
+        assert isinstance(param, ParamRef), param
+        name = stack_name(param, op)
+        rows = rows or param.shape[0] // param.num_stacked
+        return _ops.Stack(self._weights[name], param.num_stacked, rows, name in self._quantize_x)
+
+    def _own_cache(self, key: Value) -> _ops.KVCache:
+        """For keys and values of this step's rows, which no other step reads; layers of equal heads share it."""
+        heads = own_heads(key)
+        if heads not in self._own_caches:
+            dtype: Any = key.dtype
+            self._own_caches[heads] = _ops.KVCache(self._num_own_blocks, OWN_BLOCK_SIZE, *heads, dtype)
+        return self._own_caches[heads]
+
+    def _biases(self, param: object, *, both_ways: bool) -> list[float]:
+        if param is None:
+            return []
+        assert isinstance(param, ParamRef), param
+        return biases_by_distance(self._vectors[param.name].reshape(param.shape), both_ways=both_ways)
+
+    def _rates(self, a_log: object) -> list[float]:
+        assert isinstance(a_log, ParamRef), a_log
+        rates: list[float] = np.exp(self._vectors[a_log.name]).ravel().tolist()
+        return rates
 
     def _floats(self, param: object) -> list[float]:
         if param is None:

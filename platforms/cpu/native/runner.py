@@ -1,6 +1,7 @@
 """The runner of the cpu platform: packed weights, native program, native sampling. Needs no torch."""
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,15 +13,17 @@ import numpy.typing as npt
 
 from headrace.core.config import DTYPES
 from headrace.core.errors import OutOfMemory
-from headrace.core.kv.groups import group_of_layer
+from headrace.core.kv.groups import KVGroup
 from headrace.core.ops import Selection
 from headrace.core.platform import KVPlan, Memory, PreparedOp, Runner, RunnerConfig
 from headrace.core.runner.done import Done
 from headrace.core.runner.step import prompt_pieces
 from headrace.core.sampling.sampler import sample_step
 from headrace.core.stages import (
+    EncoderBatch,
     ForwardBatch,
     LogprobArrays,
+    PoolingBatch,
     PromptLogprobsBatch,
     SamplingBatch,
     StepInput,
@@ -31,13 +34,16 @@ from headrace.core.weights.source import HostTensor, LoadedParam, ParamSource
 from headrace.kernels.cpu import _ops
 
 from ..memory import HUGE_PAGE_BYTES, host_memory, huge_page_bytes
-from .arena import plan_arena
+from .arena import max_rows_of, plan_arena
 from .ops import native_ops, native_selections, prepare_native_op
+from .own_rows import own_bytes
 from .parts import is_separable, part_name, separate
 from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
-from .trace import ParamRef, Rows, Trace, trace_decoder
-from .weights import BLOCK_FORMATS, pack, vector
+from .stacks import pack_stacks, readers_of
+from .trace import trace_encoder, trace_step
+from .values import CacheRef, ParamRef, Rows, StateRef, Trace
+from .weights import BLOCK_FORMATS, STORED_DTYPES, Layout, pack, vector
 
 logger = logging.getLogger(__name__)
 
@@ -50,24 +56,24 @@ class NativeRunner(Runner):
     def __init__(self, config: RunnerConfig) -> None:
         """Traces the model. Raises UntraceableOp if it needs what has no native form."""
         self.config = config
-        self._group_of_layer = group_of_layer(config.groups, config.spec.num_layers)
         self._keep_blocks = config.engine.model.dtype == "auto"
         self.ops = native_ops(config.dtype, keep_blocks=self._keep_blocks)
-        self._trace: Trace = trace_decoder(config.spec, config.dtype, self._group_of_layer)
-        self._max_rows: dict[Rows, int] = {
-            "tokens": max(config.max_num_batched_tokens, config.max_num_seqs),
-            "logits": config.max_num_seqs,
-        }
-        self._arena_bytes = plan_arena(self._trace, self._max_rows).num_bytes
+        self._trace: Trace = trace_step(config.spec, config.dtype, config.groups)
+        has_encoder = config.spec.encoder is not None
+        self._encoder_trace = trace_encoder(config.spec, config.dtype) if has_encoder else None
+        most_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+        self._max_rows = max_rows_of(most_tokens, config.max_num_seqs)
+        self._step_bytes = self._plan_step()
+        self._stack_readers = readers_of(self._trace)
         self._tensors: dict[str, Any] = {}
+        self._segments = [
+            segment for trace in (self._trace, self._encoder_trace) if trace for segment in trace.segments
+        ]
         self._in_torch = {
-            operand.name
-            for segment in self._trace.segments
-            for operand in segment.inputs
-            if isinstance(operand, ParamRef)
+            operand.name for segment in self._segments for operand in segment.inputs if isinstance(operand, ParamRef)
         }
-        if self._trace.segments:
-            count = Counter(segment.attrs["definition"] for segment in self._trace.segments)
+        if self._segments:
+            count = Counter(segment.attrs["definition"] for segment in self._segments)
             names = ",".join(f"{op}:{n}" for op, n in sorted(count.items()))
             logger.warning("ops without a native form run in torch, where bits depend on the batch ops=%s", names)
         self._weights: dict[str, _ops.PackedWeight] = {}
@@ -75,6 +81,7 @@ class NativeRunner(Runner):
         self._rounds_x: set[str] = set()
         self._parts: dict[str, Sequence[int]] = {}
         self._program: NativeProgram | None = None
+        self._encoder: NativeProgram | None = None
         self._sampling_ops = sampling_ops()
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)
 
@@ -98,6 +105,7 @@ class NativeRunner(Runner):
 
                 self._tensors[name] = load_param(loaded, self.config.dtype)
             if loaded.param.kind == "stacked":
+                dequantized |= self._load_stack(loaded)
                 continue
             if loaded.param.kind not in ("linear", "embedding"):
                 self._vectors[name] = vector(loaded)
@@ -107,16 +115,37 @@ class NativeRunner(Runner):
                     weight, layout = pack(tensors, self.config.dtype, keep_blocks=self._keep_blocks)
                 except MemoryError as error:
                     raise OutOfMemory(f"this machine has no memory left for {name}") from error
-                self._weights[part] = weight
-                if layout.rounds_x:
-                    self._rounds_x.add(part)
-                elif layout.format in DTYPES:
-                    dequantized |= {tensor.dtype for tensor in tensors if tensor.is_blocked}
+                dequantized |= self._keep(part, weight, layout, tensors)
         if dequantized and self._keep_blocks:
             types = ",".join(sorted(dequantized))
             logger.warning("dequantized, which is slow: no kernels types=%s dtype=%s", types, self.config.dtype)
 
         self._check_pages()
+
+    def _load_stack(self, loaded: LoadedParam) -> set[str]:
+        """Pack the forms that are read; block types that were dequantized."""
+        param, found = loaded.param, set()
+        ref = ParamRef(name=param.name, shape=param.shape, num_stacked=param.num_stacked)
+        try:
+            stacks = pack_stacks(
+                ref,
+                loaded.tensors,
+                self._stack_readers.get(param.name, {}),
+                self.config.dtype,
+                keep_blocks=self._keep_blocks,
+            )
+        except MemoryError as error:
+            raise OutOfMemory(f"this machine has no memory left for {param.name}") from error
+        for name, (weight, layout) in stacks.items():
+            found |= self._keep(name, weight, layout, loaded.tensors)
+        return found
+
+    def _keep(self, name: str, weight: _ops.PackedWeight, layout: Layout, tensors: Sequence[HostTensor]) -> set[str]:
+        """Keep a packed weight; the block types that were dequantized for it."""
+        self._weights[name] = weight
+        if layout.rounds_x:
+            self._rounds_x.add(name)
+        return {tensor.dtype for tensor in tensors if tensor.is_blocked} if layout.format in DTYPES else set()
 
     def _check_pages(self) -> None:
         """Say which pages the weights lie in: small ones cost up to half of the memory's bandwidth."""
@@ -137,32 +166,71 @@ class NativeRunner(Runner):
         runs = [list(run) for _, run in groupby(loaded.tensors, key=lambda tensor: tensor.dtype)]
         rows = [sum(tensor.shape[0] for tensor in run) for run in runs]
         are_blocks = all(tensor.dtype in BLOCK_FORMATS for tensor in loaded.tensors)
-        if len(runs) == 1 or not (self._keep_blocks and are_blocks and is_separable(self._trace, name, rows)):
+        if len(runs) == 1 or not (self._keep_blocks and are_blocks and self._is_separable(name, rows)):
             return [(name, loaded.tensors)]
         self._parts[name] = rows
         return [(part_name(name, index), run) for index, run in enumerate(runs)]
 
+    def _is_separable(self, name: str, rows: Sequence[int]) -> bool:
+        """True if the parts of a parameter can be products of their own; an encoder's are not separated."""
+        if self._encoder_trace is not None and any(
+            isinstance(operand, ParamRef) and operand.name == name
+            for instruction in self._encoder_trace.instructions
+            for operand in instruction.inputs
+        ):
+            return False
+        return is_separable(self._trace, name, rows)
+
     def kv_plan(self) -> KVPlan:
         """Bytes of one block, as the kernels lay it out."""
         size = self.config.block_size
+
+        def block_bytes(group: KVGroup) -> int:
+            if group.states:
+                return group.block_bytes(size, self.config.dtype)
+            return sum(_ops.kv_bytes(1, size, heads, dim, self._kv_dtype) for heads, dim in group.heads)
+
         return KVPlan(
             block_size=size,
-            block_bytes=tuple(
-                sum(_ops.kv_bytes(1, size, heads, dim, self._kv_dtype) for heads, dim in group.heads)
-                for group in self.config.groups
-            ),
-            step_bytes=self._arena_bytes,
+            block_bytes=tuple(block_bytes(group) for group in self.config.groups),
+            step_bytes=self._step_bytes,
+        )
+
+    def _plan_step(self) -> int:
+        """Bytes of the arenas, and of the caches of a step's own rows."""
+        max_requests, max_rows = self.config.max_num_seqs, self._max_rows
+        total = plan_arena(self._trace, max_rows).num_bytes + own_bytes(self._trace, max_rows["tokens"], max_requests)
+        if self._encoder_trace is None:
+            return total
+        max_rows = self._max_encoder_rows()
+        total += plan_arena(self._encoder_trace, max_rows).num_bytes
+        return total + own_bytes(self._encoder_trace, max_rows["tokens"], max_requests)
+
+    def _max_encoder_rows(self) -> Mapping[Rows, int]:
+        """The encoder reads no more tokens than a step may have, or one input, and the frames of those."""
+        spec = self.config.spec.encoder
+        assert spec is not None
+        max_tokens = max(self._max_rows["tokens"], spec.max_position_embeddings)
+        return max_rows_of(
+            max_tokens, max_tokens * math.prod(convolution.stride for convolution in spec.convolutions)
         )
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate the caches and build the program over them."""
-        self._program = None
+        self._program = self._encoder = None
         total = sum(n * size for n, size in zip(num_blocks, self.kv_plan().block_bytes, strict=True))
         try:
-            caches: dict[int, _ops.KVCache] = {}
+            caches: dict[CacheRef, _ops.KVCache] = {}
+            states: dict[StateRef, npt.NDArray[Any]] = {}
             for count, group in zip(num_blocks, self.config.groups, strict=True):
-                for layer, (num_kv_heads, head_dim) in zip(group.layer_indices, group.heads, strict=True):
-                    caches[layer] = _ops.KVCache(
+                num_slots = group.num_slots(count, self.config.block_size)
+                for layer, shapes in group.state_layers():
+                    for index, shape in enumerate(shapes):
+                        dtype = "float32" if shape.is_float32 else STORED_DTYPES[self.config.dtype]
+                        ref = StateRef(layer=layer, index=index)
+                        states[ref] = np.zeros((num_slots, *shape.shape), dtype)
+                for layer, (num_kv_heads, head_dim) in group.attention_layers():
+                    caches[CacheRef(layer=layer, is_cross=group.kind == "cross")] = _ops.KVCache(
                         count, self.config.block_size, num_kv_heads, head_dim, self._kv_dtype
                     )
             trace, biases = separate(self._trace, self._parts)
@@ -171,18 +239,32 @@ class NativeRunner(Runner):
                 self._weights,
                 self._vectors | {name: self._vectors[s.name][s.start : s.end] for name, s in biases.items()},
                 caches,
+                states,
                 max_tokens=self._max_rows["tokens"],
                 max_logits=self._max_rows["logits"],
                 quantize_x=frozenset(self._rounds_x),
                 tensors=self._tensors,
             )
+            if self._encoder_trace is not None:
+                max_rows = self._max_encoder_rows()
+                self._encoder = NativeProgram(
+                    self._encoder_trace,
+                    self._weights,
+                    self._vectors,
+                    caches,
+                    max_tokens=max_rows["tokens"],
+                    max_logits=max_rows["logits"],
+                    max_requests=self.config.max_num_seqs,
+                    quantize_x=frozenset(self._rounds_x),
+                    tensors=self._tensors,
+                )
         except MemoryError as error:
             raise OutOfMemory(f"this machine has no memory left for a KV cache of {format_bytes(total)}") from error
 
     def warmup(self) -> None:
         """Run one token through the program, with a slot that is padding."""
         one = np.zeros(1, np.int32)
-        groups = len(self.config.groups)
+        groups, is_pooling = len(self.config.groups), self.config.spec.pooler is not None
         self.step(
             StepInput(
                 forward=ForwardBatch(
@@ -193,9 +275,12 @@ class NativeRunner(Runner):
                     block_tables=[np.zeros((1, 1), np.int32)] * groups,
                     slot_mappings=[np.zeros(1, np.int32)] * groups,
                     logits_indices=one,
+                    token_types=one,
                     rope_rows=one,
+                    encoder_lens=one + np.int32(1),
                 ),
-                sampling=SamplingBatch(rows=None, slots=one, positions=one, seeds=one),
+                sampling=None if is_pooling else SamplingBatch(rows=None, slots=one, positions=one, seeds=one),
+                pooling=PoolingBatch(starts=one, ends=one + np.int32(1)) if is_pooling else None,
             )
         )
 
@@ -203,7 +288,9 @@ class NativeRunner(Runner):
         """Run one step; the result is there when this returns."""
         assert self._program is not None, "kv_init comes before step"
         start_s = time.perf_counter()
-        forward, sampling = batch.forward, batch.sampling
+        forward, sampling, pooling = batch.forward, batch.sampling, batch.pooling
+        if batch.encoder is not None:
+            self._encode(batch.encoder)
         input_ids = forward.input_ids
         if forward.token_slots is not None:
             input_ids = recall_tokens(input_ids, self._last_tokens, forward.token_slots)
@@ -217,6 +304,9 @@ class NativeRunner(Runner):
             forward.slot_mappings,
             logits_indices,
             forward.rope_rows,
+            forward.token_types,
+            forward.encoder_lens,
+            _ranges(pooling) if self.config.spec.pooler is not None else None,
         )
         token_ids, logprobs = np.empty(0, np.int32), None
         if sampling is not None:
@@ -231,8 +321,26 @@ class NativeRunner(Runner):
                 token_ids=token_ids,
                 logprobs=logprobs,
                 prompt_logprobs=self._prompt_logprobs(batch.prompt_logprobs, len(input_ids)),
+                pooled=None if pooling is None else self._program.logits(len(pooling.starts)).copy(),
                 timings={"step_s": time.perf_counter() - start_s},
             )
+        )
+
+    def _encode(self, batch: EncoderBatch) -> None:
+        """Run the encoder, and leave keys and values of its outputs in the caches of cross attention."""
+        assert self._encoder is not None, "only models with an encoder have another input"
+        none = np.empty(0, np.int32)
+        lens = np.diff(batch.query_start_loc)
+        self._encoder.run(
+            np.zeros(len(batch.positions), np.int32) if batch.input_ids is None else batch.input_ids,
+            batch.positions,
+            batch.query_start_loc,
+            lens,
+            [lens[:, None]],
+            [batch.slot_mapping],
+            none,
+            features=batch.features,
+            windows=batch.windows,
         )
 
     def memory(self) -> Memory:
@@ -241,7 +349,7 @@ class NativeRunner(Runner):
 
     def close(self) -> None:
         """Free weights, caches and program."""
-        self._program = None
+        self._program = self._encoder = None
         self._weights.clear()
         self._tensors.clear()
         self._vectors.clear()
@@ -282,6 +390,12 @@ class NativeRunner(Runner):
             cap = np.float32(spec.logit_softcap)
             logits = cap * np.tanh(logits / cap)
         return logits
+
+
+def _ranges(pooling: PoolingBatch | None) -> tuple[Ints, Ints]:
+    """Starts and ends; none in a step that makes no vector."""
+    none = np.empty(0, np.int32)
+    return (none, none) if pooling is None else (pooling.starts, pooling.ends)
 
 
 def _logprob_arrays(arrays: tuple[Floats, Ints, Ints, Floats]) -> LogprobArrays:

@@ -17,6 +17,8 @@ from headrace.kernels.cpu import _ops
 BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 """GGUF block types that the kernels multiply as they stand."""
 SCHEMES = (*BLOCK_FORMATS, "int8", "int4")
+STORED_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
+"""What numpy calls the dtypes of activations."""
 _CHUNK_VALUES = 1 << 22
 _BLOCK = 32
 """Columns of a block, which share a scale."""
@@ -78,14 +80,19 @@ def pack(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: bool) -> tup
     weight = _ops.PackedWeight(layout.format, rows, tensors[0].shape[1], layout.group)
     start = 0
     for tensor in tensors:
-        if tensor.scales is not None and layout.format not in DTYPES:
-            _write_codes(weight, start, tensor, tensor.scales, layout)
-        elif layout.format in BLOCK_FORMATS:
-            weight.write_blocks(start, np.ascontiguousarray(tensor.data))
-        else:
-            _write_dense(weight, start, tensor)
+        write(weight, layout, start, tensor)
         start += tensor.shape[0]
     return weight, layout
+
+
+def write(weight: _ops.PackedWeight, layout: Layout, start: int, tensor: HostTensor) -> None:
+    """Write rows of a packed weight from `start` on. Raises WeightError for a NaN or an infinity."""
+    if tensor.scales is not None and layout.format not in DTYPES:
+        _write_codes(weight, start, tensor, tensor.scales, layout)
+    elif layout.format in BLOCK_FORMATS:
+        weight.write_blocks(start, np.ascontiguousarray(tensor.data))
+    else:
+        _write_dense(weight, start, tensor)
 
 
 def quantize_rows(
@@ -148,8 +155,7 @@ def _write_codes(
 
 def _write_dense(weight: _ops.PackedWeight, start: int, tensor: HostTensor) -> None:
     num_rows, cols = tensor.shape
-    # The module takes denormals for zeros, also those of float16, which are normal numbers in float32.
-    is_dense = tensor.dtype in ("float32", "bfloat16")
+    is_dense = tensor.dtype in ("float32", "float16", "bfloat16")
     step = num_rows if is_dense else max(1, _CHUNK_VALUES // cols)
     for at in range(0, num_rows, step):
         rows = tensor.rows(slice(at, at + step))

@@ -1,0 +1,49 @@
+// What multiplies rows by others: gates, and factors of a row, of a column or of each number.
+#include "vmath.h"
+
+namespace headrace::HEADRACE_TIER {
+namespace {
+
+template <class T, class Y>
+void modulate_of(const ModulateArgs &args, const Context &context) {
+    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
+    int64_t begin, end;
+    share(args.num_rows * pieces, context, &begin, &end);
+    for (int64_t item = begin; item < end; ++item) {
+        const int64_t row = item / pieces, first = item % pieces * kPiece;
+        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+        const T *x = static_cast<const T *>(args.x) + row * args.x_stride;
+        const Y *y = static_cast<const Y *>(args.y) + row * args.y_stride;
+        T *out = static_cast<T *>(args.out) + row * args.n;
+        const V one = splat(args.y_is_column ? to_float(*y) : 0);
+        for (int64_t i = first; i < last; i += kLanes) {
+            const int64_t left = last - i;
+            const bool is_whole = left >= kLanes;
+            V factor = args.y_is_column ? one : is_whole ? load_as_float(y + i) : load_tail(y + i, left);
+            if (args.is_gate) factor = sigmoid(factor);
+            const V value = (is_whole ? load_as_float(x + i) : load_tail(x + i, left)) * factor;
+            if (is_whole)
+                store_from_float(out + i, value);
+            else
+                store_tail(out + i, value, left);
+        }
+    }
+}
+
+template <class T>
+void modulate_for(const ModulateArgs &args, const Context &context) {
+    if (args.y_dtype == Dtype::f32) return modulate_of<T, float>(args, context);
+    modulate_of<T, T>(args, context);
+}
+
+}  // namespace
+
+void modulate(const ModulateArgs &args, const Context &context) {
+    switch (args.dtype) {
+        case Dtype::f32: return modulate_for<float>(args, context);
+        case Dtype::bf16: return modulate_for<bf16>(args, context);
+        case Dtype::f16: return modulate_for<f16>(args, context);
+    }
+}
+
+}  // namespace headrace::HEADRACE_TIER
