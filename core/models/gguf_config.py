@@ -29,10 +29,17 @@ MODEL_TYPES: Mapping[str, str] = {
     "gemma": "gemma",
     "command-r": "cohere",
     "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "nemotron": "nemotron",
 }
 """general.architecture -> model_type. Mistral and Mixtral ship as llama."""
 _MIXTURES = ("qwen2moe", "qwen3moe", "olmoe", "gpt-oss")
-_LAYER_NORM_KEYS = {"command-r": "layer_norm_eps", "starcoder2": "norm_epsilon"}
+_LAYER_NORM_KEYS = {
+    "command-r": "layer_norm_eps",
+    "starcoder2": "norm_epsilon",
+    "stablelm": "layer_norm_eps",
+    "nemotron": "norm_eps",
+}
 """config.json's name of the epsilon, of architectures with layer norms."""
 
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
@@ -221,6 +228,13 @@ def _llama_like(arch: str, keys: HFConfig, tensor_names: Collection[str], read: 
     elif arch == "starcoder2":
         values["use_bias"] = "blk.0.attn_q.bias" in tensor_names
         values["sliding_window"] = window
+    elif arch == "stablelm":
+        if "blk.0.ffn_norm.weight" not in tensor_names:
+            raise ModelError(f"{keys.file} has parallel blocks (StableLM 2 12B), which are not served as GGUF")
+        values["use_qkv_bias"] = "blk.0.attn_q.bias" in tensor_names
+    elif arch == "nemotron":
+        values["attention_bias"] = "blk.0.attn_q.bias" in tensor_names
+        values["mlp_bias"] = "blk.0.ffn_up.bias" in tensor_names
     elif arch == "qwen2moe":
         values["qkv_bias"] = "blk.0.attn_q.bias" in tensor_names
     elif arch == "gpt-oss":

@@ -69,12 +69,15 @@ GGUF_ARCHS: Mapping[str, str] = {
     "gemma3_text": "GEMMA3", "phi3": "PHI3", "gpt2": "GPT2", "olmo2": "OLMO2", "granite": "GRANITE",
     "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE", "olmoe": "OLMOE", "gpt_oss": "GPT_OSS",
     "gemma": "GEMMA", "cohere": "COMMAND_R", "starcoder2": "STARCODER2",
+    "stablelm": "STABLELM", "nemotron": "NEMOTRON",
 }  # fmt: skip
+LAYER_NORM_KEYS = ("layer_norm_eps", "norm_epsilon", "norm_eps")
 GGUF_CASES = (
     "llama", "llama_tied", "llama_linear", "llama_llama3", "llama_yarn", "mistral_window", "qwen2", "qwen3",
     "gemma2_gguf", "gemma3_text_gguf", "phi3_window", "phi3_partial_longrope", "gpt2", "gpt2_inner",
     "olmo2", "olmo2_bias", "granite", "granite_biases", "mixtral", "mixtral_full", "qwen2_moe", "qwen3_moe_gguf",
     "olmoe", "gpt_oss", "gemma_gguf", "cohere_gguf", "cohere_qk_norm", "starcoder2", "starcoder2_window",
+    "stablelm", "nemotron", "nemotron_biases",
 )  # fmt: skip
 _GEMMA_GGUF = {**GEMMA, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}
 GGUF_ONLY_CASES = (
@@ -129,7 +132,7 @@ def write_gguf(folder: Path, file: Path) -> None:
         add_llama_keys(writer, config, head_dim=config.get("head_dim") or hidden_size // num_heads)
     names = gguf.get_tensor_name_map(arch, num_layers)
     for name, data in stacked_experts(load_file(folder / "model.safetensors")).items():
-        if "gemma" in kind and name.endswith("norm.weight"):
+        if ("gemma" in kind or kind == "nemotron") and "norm" in name and name.endswith(".weight"):
             data = data + 1
         if kind in ("llama", "mistral", "mixtral", "granite") and (".q_proj." in name or ".k_proj." in name):
             heads = num_heads if ".q_proj." in name else config.size("num_key_value_heads")
@@ -182,7 +185,7 @@ def add_llama_keys(writer: Any, config: HFConfig, head_dim: int) -> None:
 
     writer.add_feed_forward_length(config.size("intermediate_size"))
     writer.add_head_count_kv(config.size("num_key_value_heads"))
-    if (eps := config.get("layer_norm_eps") or config.get("norm_epsilon")) is not None:
+    if (eps := next((config.get(key) for key in LAYER_NORM_KEYS if config.get(key)), None)) is not None:
         writer.add_layer_norm_eps(eps)
     else:
         writer.add_layer_norm_rms_eps(config.number("rms_norm_eps"))
