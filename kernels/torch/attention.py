@@ -4,6 +4,8 @@ The ragged batch is cut into tiles of queries of one request each. How many tile
 alone (an upper bound), and which request a tile serves is computed on the device.
 """
 
+from collections.abc import Callable
+
 import torch
 
 QUERY_TILE = 64
@@ -28,14 +30,14 @@ def paged_attention(
     causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
+    buckets: Callable[[torch.Tensor, int], torch.Tensor],
 ) -> torch.Tensor:
     """As the declaration in core/ops/attention.py says.
 
     query: [num_tokens, num_heads, head_dim]; kv_cache: keys and values, each [num_blocks, block_size, num_kv_heads,
-    head_dim]. Tables as wide as max_seq_len needs; max_query_len of 0 counts as num_tokens. relative_bias is not
-    known here.
+    head_dim]. Tables as wide as max_seq_len needs; max_query_len of 0 counts as num_tokens. buckets:
+    (distances, number of rows) -> rows of relative_bias.
     """
-    assert relative_bias is None, "not among the features of a device with these tiles"
     keys, values = kv_cache
     block_size, num_kv_heads = keys.shape[1], keys.shape[2]
     num_tokens, num_heads, head_dim = query.shape
@@ -85,6 +87,9 @@ def paged_attention(
         distance = (k_pos - q_pos[:, :, None])[:, None, None]
         if slopes is not None:
             scores = scores + slopes * distance
+        if relative_bias is not None:
+            rows = buckets(q_pos[:, :, None] - k_pos, len(relative_bias))
+            scores = scores + relative_bias.to(wide)[rows].permute(0, 3, 1, 2).view(scores.shape)
         hidden = ((distance > 0) & causal) | ~alive[:, None, None, None, :]
         if window:
             hidden = hidden | (distance <= -window)

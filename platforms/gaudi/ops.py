@@ -1,8 +1,10 @@
 """Ops of static shapes in plain torch, which Gaudi's compiler fuses: what the definitions compute value by value."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.core.ops import OpTable
+from headrace.core.ops.attention import distance_buckets
 from headrace.core.ops.moe import glu
 from headrace.core.ops.sampling import draw
 from headrace.core.platform import OpProvider
@@ -22,7 +24,7 @@ def static_provider() -> OpProvider:
         ops={
             "new_kv_cache": OpTable.new_kv_cache,
             "write_kv": OpTable.write_kv,
-            "paged_attention": paged_attention,
+            "paged_attention": partial(paged_attention, buckets=distance_buckets),
             "pack_stacked": OpTable.pack_stacked,
             "grouped_experts": _grouped_experts,
             "absorb_keys": OpTable.absorb_keys,

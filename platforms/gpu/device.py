@@ -102,8 +102,8 @@ class GpuDevice(TorchDevice):
         self._provider, self._about = triton_provider(info.arch, interpreted=self.is_emulated)
 
     def own_runner(self, config: RunnerConfig) -> TorchRunner:
-        """A runner that records decodes; foreign code is not recorded."""
-        if config.spec.foreign is not None:
+        """A runner that records decodes; foreign code and what reads an encoder is not recorded."""
+        if config.spec.foreign is not None or config.spec.kind == "encoder_decoder":
             return super().own_runner(config)
         return GpuRunner(config, self, None if self.is_emulated else self.module)
 

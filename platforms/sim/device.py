@@ -34,7 +34,7 @@ class SimDevice(TorchDevice):
 
         self._counts = tensor.COUNTS
         # The definitions behind these read values on the host.
-        features = frozenset(FEATURES) - {"relative_bias", "cross_attention", "states", "foreign_code"}
+        features = frozenset(FEATURES) - {"states", "foreign_code"}
         caps = Caps(dtypes=("float32", "bfloat16", "float16"), shared_memory=True, features=features)
         super().__init__(info=sim_info(), caps=caps, torch_device=f"{tensor.NAME}:0")
 

@@ -1,6 +1,7 @@
 """Greedy tokens of encoder-decoder models through the whole engine, against transformers' generate."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ NUM_TOKENS = 16
 LENGTHS = (3, 40, 17, 16, 1, 25)
 REPRESENTATIVES = ("t5", "whisper")
 """Cases that the default run takes through the engine; the full run takes all."""
+TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 PARAMS = [
     case.name if case.name in REPRESENTATIVES else pytest.param(case.name, marks=pytest.mark.slow)
     for case in SEQ2SEQ_CASES
@@ -89,6 +91,8 @@ def run(folder: Path, inputs: list[EncoderInput], targets: list[list[int]], **op
         pytest.param(dict(max_num_seqs=2), marks=pytest.mark.slow),
         pytest.param(dict(prefix_caching=False, block_size=8), marks=pytest.mark.slow),
         dict(device="cpu", block_size=4),
+        pytest.param(dict(device="sim"), marks=pytest.mark.slow),
+        pytest.param(dict(device="cuda:emulated", max_num_seqs=3), marks=[pytest.mark.slow, TRITON]),
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()) or "default",
 )
