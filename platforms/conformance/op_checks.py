@@ -282,7 +282,9 @@ def _mean_rows(rng: Rng) -> Iterator[Case]:
 
 
 def _store_rows(rng: Rng) -> Iterator[Case]:
-    yield Case("5 rows of 9", [normal(rng, 9, 33), normal(rng, 5, 33), whole([8, -1, 0, 3, 5])])
+    yield Case(
+        "5 rows of 9", [replace(normal(rng, 9, 33), is_mutable=True), normal(rng, 5, 33), whole([8, -1, 0, 3, 5])]
+    )
 
 
 def _place_rows(rng: Rng) -> Iterator[Case]:

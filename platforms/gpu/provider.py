@@ -69,14 +69,15 @@ class _Attention:
         block_table: Array,
         *,
         relative_bias: Array | None = None,
+        reach: Array | None = None,
         causal: bool = True,
         max_query_len: int = 0,
         **options: Any,
     ) -> Array:
         batch = (query_start_loc, seq_lens, block_table)
-        if relative_bias is not None:
+        if relative_bias is not None or reach is not None:
             return OpTable.paged_attention(
-                query, kv_cache, *batch, relative_bias=relative_bias, causal=causal, **options
+                query, kv_cache, *batch, relative_bias=relative_bias, reach=reach, causal=causal, **options
             )
         if not causal and max_query_len != 1:  # the last token of a request sees all of it: make each the last of one
             batch, max_query_len = single_tokens(len(query), *batch), 1
