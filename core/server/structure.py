@@ -25,8 +25,9 @@ def structured_output(request: GenerationFields) -> StructuredOutputParams | Non
         )
     kind, value = forms[0]
     if kind not in KINDS:
+        field = "structured_outputs" if kind in (request.structured_outputs or {}) else "response_format"
         raise RequestError(
-            f"no form of output {kind!r}{did_you_mean(kind, KINDS)}; known: text, {', '.join(KINDS)}",
+            f"{field}: no form of output {kind!r}{did_you_mean(kind, KINDS)}; known: text, {', '.join(KINDS)}",
             code="invalid_response_format",
         )
     return StructuredOutputParams(kind=cast(StructuredKind, kind), value=None if kind == "json_object" else value)

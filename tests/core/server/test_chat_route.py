@@ -106,16 +106,28 @@ def test_no_half_character_in_a_delta(client: openai.OpenAI, llm: LLM) -> None:
         ({"messages": []}, "invalid_messages", "messages"),
         ({"messages": [{"content": "x"}]}, "invalid_messages", "messages"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "invalid_messages",
-            "messages",
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}],
+                    }
+                ]
+            },
+            "not_supported",
+            None,
         ),
         ({}, "invalid_request", "messages"),
         ({"messages": MESSAGES, "functions": [{}]}, "unsupported_parameter", "functions"),
         ({"messages": MESSAGES, "web_search_options": {}}, "unsupported_parameter", "web_search_options"),
         ({"messages": MESSAGES, "use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
         ({"messages": MESSAGES, "truncate_prompt_tokens": 3}, "unsupported_parameter", "truncate_prompt_tokens"),
-        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "invalid_response_format", None),
+        ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "invalid_response_format", "response_format"),
+        (
+            {"messages": MESSAGES, "structured_outputs": {"xml": 1}},
+            "invalid_response_format",
+            "structured_outputs",
+        ),
         ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 21}, "invalid_sampling_params", "top_logprobs"),
         ({"messages": MESSAGES, "logprobs": True, "top_logprobs": -1}, "invalid_sampling_params", "top_logprobs"),
         (
