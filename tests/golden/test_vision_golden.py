@@ -133,13 +133,19 @@ def test_preemption_changes_nothing(checkpoint: Any) -> None:
     length = max(len(prompt.token_ids) for prompt in prompts) + NUM_TOKENS
     options: dict[str, Any] = dict(block_size=2, max_model_len=length, prefix_caching=False)
     with open_llm(checkpoint, max_num_seqs=1, **options) as alone:
-        room = int(alone.built.capacity.kv.total_bytes * 1.6)
-    with open_llm(checkpoint, kv_memory=str(room), image_cache_tokens=2 * length, **options) as llm:
-        outputs = llm.generate(given(prompts * 2), GREEDY)
-        scheduler = llm.built.engine.scheduler
-        scheduler.check_integrity()
-    assert [output.outputs[0].token_ids for output in outputs] == expected * 2
-    assert scheduler.num_preemptions > 0
+        least = alone.built.capacity.kv.total_bytes
+    num_preemptions = 0
+    for factor in (1.6, 1.3, 1.1):  # how much room is too little depends on the lengths of prompts
+        room = str(int(least * factor))
+        with open_llm(checkpoint, kv_memory=room, image_cache_tokens=2 * length, **options) as llm:
+            outputs = llm.generate(given(prompts * 2), GREEDY)
+            scheduler = llm.built.engine.scheduler
+            scheduler.check_integrity()
+        assert [output.outputs[0].token_ids for output in outputs] == expected * 2
+        num_preemptions += scheduler.num_preemptions
+        if num_preemptions:
+            break
+    assert num_preemptions > 0
 
 
 def test_images_beyond_what_can_be_kept_are_refused(checkpoint: Any) -> None:
