@@ -27,7 +27,7 @@ WEIGHTS = llama_names(
             name="experts.down_proj", stacked=True, scaled_by="router.per_expert_scale"
         ),
     },
-    ignore=(r"\.self_attn\.[kv]_(proj|norm)\.",),  # of layers that read another's keys and values
+    ignore=(r"\.self_attn\.(k_norm|[kv]_proj)\.(weight|bias)$",),  # of layers that read another's keys and values
 )  # fmt: skip
 _ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
