@@ -14,6 +14,8 @@ from .gguf_tokenizer import tokenizer_from_gguf
 from .tokenizer import Tokenizer
 
 _BPE = 2
+_KINDS = {1: "Unigram", _BPE: "BPE", 3: "WordLevel"}
+"""What the library `tokenizers` calls the kinds of models that have pieces."""
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 """Fields of a ModelProto."""
 
@@ -54,6 +56,15 @@ def read_sentencepiece(file: Path, config: Mapping[str, Any]) -> Tokenizer | Non
         **{f"{name}_token_id": id for name, id in model.ids.items()},
     }
     return tokenizer_from_gguf({f"tokenizer.ggml.{name}": value for name, value in fields.items()})
+
+
+def sentencepiece_kind(file: Path) -> str | None:
+    """The class of `tokenizers.models` that reads a file's pieces; None for a file that is not SentencePiece's."""
+    try:
+        model = _read_model(file.read_bytes())
+    except (ValueError, IndexError):
+        return None
+    return _KINDS.get(model.kind) if model.pieces else None
 
 
 def _read_model(data: bytes) -> _Model:

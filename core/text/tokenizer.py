@@ -246,7 +246,21 @@ def _convert_slow(path: Path) -> "tokenizers.Tokenizer":
             f"transformers cannot convert {path / present[0]}: {error}",
             remedies=(remedy, "copy a tokenizer.json into the folder"),
         ) from error
+    _check_conversion(path / present[0], backend)
     return backend
+
+
+def _check_conversion(file: Path, backend: "tokenizers.Tokenizer") -> None:
+    """Raises ModelError if pieces of one kind of model were taken for another's, which gives other token ids."""
+    from .sentencepiece_model import sentencepiece_kind
+
+    found = type(backend.model).__name__
+    if file.suffix == ".model" and sentencepiece_kind(file) not in (None, found):
+        raise ModelError(
+            f"{file} is a {sentencepiece_kind(file)} model, but the class that tokenizer_config.json names reads it "
+            f"as {found}: token ids would be wrong",
+            remedies=("copy a tokenizer.json into the folder", "set tokenizer_class to the class of the tokenizer"),
+        )
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

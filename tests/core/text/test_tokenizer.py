@@ -225,6 +225,15 @@ def test_other_sentencepiece_files_are_left_to_transformers(options: dict[str, A
         assert read_sentencepiece(tmp_path / name, {}) is None  # normalized, or without extra spaces
 
 
+def test_a_file_read_as_another_kind_is_refused(tmp_path: Path) -> None:
+    """transformers takes any tokenizer.model of a Llama tokenizer for byte pairs."""
+    model = train_sentencepiece("unigram", vocab_size=200, hard_vocab_limit=False)
+    (tmp_path / "tokenizer.model").write_bytes(model.serialized_model_proto())
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    with pytest.raises(ModelError, match="Unigram model, but .* reads it as BPE"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_damaged_sentencepiece_file_is_none(
     tmp_path: Path, llama_model: sentencepiece.SentencePieceProcessor
 ) -> None:
