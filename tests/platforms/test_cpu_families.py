@@ -86,7 +86,7 @@ def test_quantized_experts(tmp_path: Path, quantize: str) -> None:
     ours, rounded = (logprobs(tmp_path / "model", device, quantize=quantize) for device in ("cpu", "reference"))
     exact = logprobs(tmp_path / "model", "reference")
     # Of most tokens: a rounded activation may choose another expert.
-    assert np.median(np.abs(np.concatenate(ours) - np.concatenate(rounded))) < 0.05
+    assert np.median(np.abs(np.concatenate(ours) - np.concatenate(rounded))) < 0.1
     assert np.median(np.abs(np.concatenate(rounded) - np.concatenate(exact))) > 1e-3
     alone = logprobs(tmp_path / "model", "cpu", PROMPTS[2:3], quantize=quantize, max_num_batched_tokens=7)
     assert np.array_equal(alone[0], ours[2])
