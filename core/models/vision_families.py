@@ -52,7 +52,11 @@ def add_images(config: HFConfig, spec: ModelSpec) -> ModelSpec:
     family = VISION_FAMILIES[config.model_type]
     if family.interleaves is not None:
         spec = turn_by_axes(config, spec, family.interleaves)
-    return with_vision(spec, family.read(config, spec))
+    try:
+        return with_vision(spec, family.read(config, spec))
+    except ModelError as error:
+        alone = [] if config.model_type in SEES_AHEAD else ["HEADRACE_IMAGES=0, which loads the language model alone"]
+        raise ModelError(error.reason, remedies=[*error.remedies, *alone]) from None
 
 
 def vision_names(config: HFConfig, names: NameTable) -> NameTable:
@@ -76,10 +80,7 @@ def _llava(config: HFConfig, spec: ModelSpec) -> VisionSpec:
         model_type="clip_vision_model", intermediate_size=4096, hidden_size=1024, patch_size=14, image_size=336,
         num_hidden_layers=24, num_attention_heads=16,
     )  # fmt: skip
-    chosen, num_layers = config["vision_feature_layer"], inner.num_layers()
-    if not isinstance(chosen, int) or not -num_layers - 1 < chosen <= num_layers or chosen == 0:
-        raise ModelError(f"vision_feature_layer in {config.file} is {chosen!r}; one layer can be served")
-    encoder, fields = tower(inner, num_layers=chosen if chosen > 0 else num_layers + 1 + chosen, final_norm=False)
+    encoder, fields = tower(inner, num_layers=_feature_layer(config, inner.num_layers()), final_norm=False)
     if fields["has_class"] != (config.text("vision_feature_select_strategy") == "default"):
         raise ModelError(f"vision_feature_select_strategy in {config.file} does not fit its encoder of images")
     return VisionSpec(
@@ -93,6 +94,20 @@ def _llava(config: HFConfig, spec: ModelSpec) -> VisionSpec:
         image_token_id=image_token(config),
         **fields,
     )
+
+
+def _feature_layer(config: HFConfig, num_layers: int) -> int:
+    """How many layers stand before the patches that are read; those of several layers side by side are an error."""
+    value = config["vision_feature_layer"]
+    chosen = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(chosen, int):
+        raise ModelError(f"vision_feature_layer in {config.file} is {value!r}; one layer can be served")
+    behind = chosen if chosen >= 0 else num_layers + 1 + chosen
+    if not 0 < behind <= num_layers:
+        raise ModelError(
+            f"vision_feature_layer in {config.file} is {value!r}, but its encoder has {num_layers} layers"
+        )
+    return behind
 
 
 def _paligemma(config: HFConfig, spec: ModelSpec) -> VisionSpec:

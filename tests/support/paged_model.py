@@ -168,11 +168,11 @@ def on_device(values: Any) -> Array:
 
 
 def load_folder(folder: Path) -> PagedModel:
-    """A checkpoint folder through config, family, declaration and name table."""
+    """A checkpoint folder through config, family, declaration and name table; without what reads images."""
     config = read_config(folder)
-    spec = read_spec(config)
+    spec = read_spec(config, with_images=False)
     source = open_weights(folder)
-    table = family_of(config).weights
+    table = family_of(config, with_images=False).weights
     return PagedModel(spec, place(CheckpointParams(declare_params(spec), source, table)))
 
 

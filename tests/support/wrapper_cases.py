@@ -51,6 +51,10 @@ DELTA: Mapping[str, Any] = {
     "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
 }  # fmt: skip
 SAM: Mapping[str, Any] = {"output_channels": 16, "window_size": 2, "global_attn_indexes": [0], "mlp_dim": 40}
+PIXTRAL: Mapping[str, Any] = {
+    "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
 WRAPPER_CASES = (
     WrapperCase("gemma3", "gemma3_text", GEMMA3, {"mm_tokens_per_image": 4}),
     WrapperCase("gemma3", "gemma3_text", GEMMA3, {"tie_word_embeddings": False}, name="gemma3_untied"),
@@ -60,7 +64,7 @@ WRAPPER_CASES = (
         "gemma4_unified", "gemma4_unified_text", GEMMA4_UNIFIED, {"vision_config": None, "audio_config": None}
     ),
     WrapperCase("llava", "llama"),
-    WrapperCase("llava", "mistral", {"sliding_window": None}, name="pixtral"),
+    WrapperCase("llava", "mistral", {"sliding_window": None}, {"vision_config": PIXTRAL}, name="pixtral"),
     WrapperCase("llava_next", "qwen2"),
     WrapperCase("llava_next_video", "llama"),
     WrapperCase("llava_onevision", "qwen2"),

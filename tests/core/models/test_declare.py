@@ -22,8 +22,9 @@ SIZES = {
     "rotary_dim": 8, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "n_groups": 2, "max_position_embeddings": 128,
 }  # fmt: skip
-ADDS_ONE = r"(gemma|nemotron$|qwen3_(next|5))"
+ADDS_ONE = r"((vault)?gemma(?!4)|nemotron$|qwen3_(next|5))"
 """Families whose norms, but for those of recurrences, are stored less one."""
+EMBEDDINGS = ("embed_tokens.weight", "embed_layers.weight")
 
 
 @pytest.mark.parametrize("model_type", family_names())
@@ -38,7 +39,7 @@ def test_declarations_hold_together(model_type: str) -> None:
         assert param.kind != "constant" or param.compute is not None
         if param.compute is not None:
             assert param.compute().shape == param.shape and param.compute().dtype == "float32"
-        assert not param.quantizable or param.kind in ("linear", "stacked") or param.name == "embed_tokens.weight"
+        assert not param.quantizable or param.kind in ("linear", "stacked") or param.name in EMBEDDINGS
         assert param.shape[0] % (param.num_groups * param.num_stacked) == 0
         is_norm = "norm" in param.name and ".mixer." not in param.name and param.name.endswith("weight")
         assert param.plus_one == (re.match(ADDS_ONE, model_type) is not None and is_norm)

@@ -6,12 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.core.errors import ModelError
 from headrace.core.models.config import HFConfig
 from headrace.core.models.declare import declare_params
-from headrace.core.models.registry import read_spec
+from headrace.core.models.registry import family_of, read_spec
 from headrace.core.runner.images import _bucket
 from published_vision import PUBLISHED_VISION
 
+LLAVA = PUBLISHED_VISION["llava_1_5_7b"]
 UNREAD = {"llava": r"vision_tower.*(layers\.23\.|post_layernorm)"}
 """Behind the layer whose patches are read."""
 
@@ -31,6 +33,30 @@ def test_declared_parameters_are_as_many_as_those_of_transformers(name: str) -> 
     named = [parameter for key, parameter in theirs.named_parameters() if not unread.search(key)]
     assert spec.vision is not None and spec.vision.image_token_id == theirs.config.image_token_id
     assert sum(param.num_elements for param in declared) == sum(parameter.numel() for parameter in named)
+
+
+def test_a_model_whose_encoder_is_not_known_is_its_language_model() -> None:
+    pixtral = HFConfig({**LLAVA, "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1})
+    assert read_spec(pixtral) == read_spec(pixtral, with_images=False)
+    assert family_of(pixtral).weights == family_of(pixtral, with_images=False).weights
+
+
+@pytest.mark.parametrize(("layer", "count"), [(..., 23), (-2, 23), ([-2], 23), (-1, 24), (3, 3)])
+def test_the_layer_of_llava_whose_patches_are_read(layer: Any, count: int) -> None:
+    raw = {key: value for key, value in {**LLAVA, "vision_feature_layer": layer}.items() if value is not ...}
+    vision = read_spec(HFConfig(raw)).vision
+    assert vision is not None and vision.encoder.num_layers == count
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"), [([-2, -5], "one layer"), ("last", "one layer"), (-25, "24 layers"), (0, "24 layers")]
+)
+def test_a_layer_that_cannot_be_read_is_told_with_a_way_out(layer: Any, told: str) -> None:
+    config = HFConfig({**LLAVA, "vision_feature_layer": layer})
+    with pytest.raises(ModelError, match=told) as caught:
+        read_spec(config)
+    assert any(remedy.startswith("HEADRACE_IMAGES=0") for remedy in caught.value.remedies)
+    assert read_spec(config, with_images=False).vision is None
 
 
 @pytest.mark.parametrize("side", [4, 14, 16, 24, 26, 27, 32, 64])
