@@ -272,7 +272,7 @@ def check_prompt(
             remedies=[f"a prompt of at most {limits.max_model_len - 1} tokens", "a larger --max-model-len"],
         )
     if min(prompt_token_ids) < 0 or max(prompt_token_ids) >= limits.vocab_size:
-        of_images = limits.vision.image_token_id if limits.vision is not None and has_images else -1
+        of_images = limits.vision.image_token_id if limits.vision is not None and has_images else None
         unknown = (token for token in prompt_token_ids if not 0 <= token < limits.vocab_size)
         wrong = next((token for token in unknown if token != of_images), None)
         if wrong is None:  # the vocabulary may lack the token of images

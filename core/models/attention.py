@@ -42,24 +42,16 @@ def attention(
     if attn.gate_in_query:
         query, gate = ops.split(ops.split_heads(query, head_dim=2 * head_dim), (head_dim, head_dim))
         query, gate = ops.merge_heads(query), ops.merge_heads(gate)
-    names = (f"{prefix}q_norm.", f"{prefix}k_norm.")[: 1 + len(own[:1])]
-    turned = [query, *own[:1]]
-    if attn.norm_after_rope:
-        turned = [ops.split_heads(x, head_dim=head_dim) for x in turned]
-    else:
-        turned = [_heads(ops, attn, params, name, x) for name, x in zip(names, turned, strict=True)]
-    value = ops.split_heads(own[-1], head_dim=head_dim) if own else None
-    if attn.value_norm is not None and own:
-        value = normalize(ops, attn.value_norm, params, f"{prefix}v_norm.", value)
-    if attn.clip_qkv:
-        turned = [ops.clamp(x, limit=attn.clip_qkv) for x in turned]
-        value = ops.clamp(value, limit=attn.clip_qkv)
-    turned = [_turn(ops, attn, x, cos, sin) for x in turned]
-    if attn.norm_after_rope and attn.qk_norm is not None:
-        turned = [normalize(ops, attn.qk_norm, params, name, x) for name, x in zip(names, turned, strict=True)]
-    if own:
-        cache = ops.write_kv(cache, turned[1], value, batch.slot_mappings[group])
-    out = ops.merge_heads(_paged(ops, attn, params, prefix, turned[0], cache, group, batch, relative_bias))
+    query = _prepare(ops, attn, params, f"{prefix}q_norm.", query, cos, sin)
+    if num_own:
+        key = _prepare(ops, attn, params, f"{prefix}k_norm.", own[0], cos, sin)
+        value = ops.split_heads(own[-1], head_dim=head_dim)
+        if attn.value_norm is not None:
+            value = normalize(ops, attn.value_norm, params, f"{prefix}v_norm.", value)
+        if attn.clip_qkv:
+            value = ops.clamp(value, limit=attn.clip_qkv)
+        cache = ops.write_kv(cache, key, value, batch.slot_mappings[group])
+    out = ops.merge_heads(_paged(ops, attn, params, prefix, query, cache, group, batch, relative_bias))
     if attn.gated:
         gate = ops.linear(x, params[f"{prefix}gate_proj.weight"])
     if attn.gated or attn.gate_in_query:
@@ -67,6 +59,25 @@ def attention(
     bias = params[f"{prefix}o_proj.bias"] if attn.o_bias else None
     out = ops.linear(out, params[f"{prefix}o_proj.weight"], bias)
     return (out if attn.out_scale == 1.0 else ops.scale(out, attn.out_scale)), cache
+
+
+def _prepare(
+    ops: OpTable,
+    attn: AttentionSpec,
+    params: Params,
+    norm: str,
+    x: Array,
+    cos: Array | None,
+    sin: Array | None,
+) -> Array:
+    """Heads of a query or of keys, normalised, cut and turned in the order of the family."""
+    x = ops.split_heads(x, head_dim=attn.head_dim) if attn.norm_after_rope else _heads(ops, attn, params, norm, x)
+    if attn.clip_qkv:
+        x = ops.clamp(x, limit=attn.clip_qkv)
+    x = _turn(ops, attn, x, cos, sin)
+    if attn.norm_after_rope and attn.qk_norm is not None:
+        x = normalize(ops, attn.qk_norm, params, norm, x)
+    return x
 
 
 def _latent_attention(

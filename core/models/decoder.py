@@ -100,11 +100,8 @@ def decoder(
             total = ops.add(block, residual)
             block, residual = None, normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", total)
         if layer.has_scalar:
-            total = ops.add(block, residual)
-            block, residual = (
-                None,
-                finish_layer(ops, spec, layer, params, prefix, inputs[i] if inputs else None, total),
-            )
+            total, read_input = ops.add(block, residual), inputs[i] if spec.layer_input_size else None
+            block, residual = None, finish_layer(ops, spec, layer, params, prefix, read_input, total)
     hidden_states, _ = add_and_normalize(ops, spec.norm, params, "final_norm.", block, residual, spec.final_norm)
     caches_after = KVCaches(
         layers=caches,

@@ -346,16 +346,15 @@ def _check_op(op: str, dtype: str, cases: Callable[[Rng], Iterator[Case]], subje
         arguments = [to_array(ops, value, dtype) for value in case.args]
         kept = [not (isinstance(value, Value) and value.is_mutable) for value in case.args]
         before = [to_numpy(ops, array) for array in arguments if _is_array(array)]
+        wide = torch.float32 if case.exact_inputs else torch.float64
+        copies = [wide_copy(ops, array, wide) if _is_array(array) else array for array in arguments]
         results = getattr(ops, op)(*arguments, **case.kwargs)
         after = [to_numpy(ops, array) for array in arguments if _is_array(array)]
         arrays = [flag for flag, array in zip(kept, arguments, strict=True) if _is_array(array)]
         changed = [not np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True)]
         if any(is_changed and flag for is_changed, flag in zip(changed, arrays, strict=True)):
             raise Failed(f"{case.what}: it changed its arguments")
-        wide = torch.float32 if case.exact_inputs else torch.float64
-        expected = getattr(OpTable, op)(
-            *(wide_copy(ops, array, wide) if _is_array(array) else array for array in arguments), **case.kwargs
-        )
+        expected = getattr(OpTable, op)(*copies, **case.kwargs)
         got, want = (_flat(value) for value in (results, expected))
         mutable = [value.array.shape for value in case.args if isinstance(value, Value) and value.is_mutable]
         for result, definition in zip(got, want, strict=True):

@@ -181,8 +181,10 @@ def test_a_device_that_is_not_here_says_so() -> None:
     assert "gaudi:emulated" in found.probe.fix
     with pytest.raises(DeviceUnavailable, match="habana_frameworks"):
         GaudiPlatform().open(["0"], EngineConfig())
-    with pytest.raises(DeviceUnavailable, match="one index"):
+    with pytest.raises(DeviceUnavailable, match="habana_frameworks"):
         GaudiPlatform().open(["0", "1"], EngineConfig())
+    with pytest.raises(DeviceUnavailable, match="takes indices, got first"):
+        GaudiPlatform().open(["first"], EngineConfig())
 
 
 class Bridge:

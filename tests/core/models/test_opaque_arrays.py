@@ -211,6 +211,8 @@ class Function:
                 parts = kind.items if kind.tag == "tuple" else (kind.items or (PLAIN,)) * len(items)
                 for item, part in zip(items, parts, strict=False):
                     self.assign(item, part)
+            case ast.Starred(value):
+                self.assign(value, container(kind))
             case ast.Subscript(value, index):
                 if self.kind(value) == ARRAY:
                     self.report(target, "is written to")
@@ -339,14 +341,14 @@ def test_the_lint_sees_the_decoder() -> None:
     sources = [(MODELS / f"{name}.py").read_text() for name in ("decoder", "attention", "feed_forward", "norms")]
     assert sum(lint(source).num_op_calls for source in sources) >= 50
     changed = [
-        ("block, cache = attention(", "block, cache = (lambda *x: x)("),
+        ("block, read = attention(", "block, read = (lambda *x: x)("),
         ("return ops.rms_norm(x, weight, eps=norm.eps)", "return x * weight"),
         ("residual = ops.add(block, residual)", "residual = block + residual"),
         ("caches.append(cache)", "caches.append(cache[0])"),
         ("else angles[number]", "else (angles[number][0].T, None)"),
         ("batch.block_tables[group],", "batch.block_tables[group][:1],"),
         ("batch.seq_lens,", "batch.seq_lens.max(),"),
-        ("ops.split_heads(query, head_dim=head_dim), ops", "query.view(-1, num_heads, head_dim), ops"),
+        ("value = ops.split_heads(own[-1], head_dim=head_dim)", "value = own[-1].view(-1, 1, head_dim)"),
         ("return ops.rope(x, cos, sin", "return ops.rope(x * cos, cos, sin"),
     ]
     for good, bad in changed:

@@ -44,7 +44,6 @@ def test_reasoning_text_and_calls_of_a_turn_are_one_message() -> None:
         {"role": "user", "content": 3},
         {"type": "function_call", "call_id": "c"},
         {"type": "function_call_output", "call_id": "c"},
-        {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
         {"role": "user", "content": [3]},
     ],
 )
