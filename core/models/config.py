@@ -36,7 +36,8 @@ class HFConfig:
         """The value of a key that must be there. Raises ModelError that names key and file."""
         value = self._values.get(name)
         if value is None:
-            raise ModelError(f"{self.file} lacks the key {name!r}{did_you_mean(name, self._values)}")
+            hint = ": it is null" if name in self._values else did_you_mean(name, self._values)
+            raise ModelError(f"{self.file} lacks the key {name!r}{hint}")
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -161,6 +162,13 @@ class HFConfig:
         if any(isinstance(item, bool) or not isinstance(item, int | float) for item in value):
             raise self._wrong(name, value, f"a list of {count} numbers")
         return tuple(float(item) for item in value)
+
+    def indices(self, name: str) -> tuple[int, ...]:
+        """A list of indices from 0. Raises ModelError."""
+        value = self[name]
+        if not isinstance(value, list | tuple) or any(type(item) is not int or item < 0 for item in value):
+            raise self._wrong(name, value, "a list of integers from 0")
+        return tuple(value)
 
     def rope_parameters(self, layer_type: str = "") -> "HFConfig":
         """Rotary parameters in today's spelling: `rope_type`, `rope_theta`, `partial_rotary_factor` and what the

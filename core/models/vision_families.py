@@ -176,7 +176,7 @@ def _qwen2_5_vl(config: HFConfig, spec: ModelSpec) -> VisionSpec:
         config, hidden_size=3584, intermediate_size=3420, window_size=112, fullatt_block_indexes=(7, 15, 23, 31)
     )
     vision = _qwen(config, inner, spec, NormSpec())
-    full = [int(index) for index in inner["fullatt_block_indexes"]]
+    full = inner.indices("fullatt_block_indexes")
     encoder = replace_mlp(vision.encoder, gated=True)
     layers = tuple(
         dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, in_window=i not in full))
@@ -200,7 +200,7 @@ def _qwen3_vl(config: HFConfig, spec: ModelSpec) -> VisionSpec:
         vision,
         patch_bias=True,
         num_corners=inner.size("num_position_embeddings"),
-        taps=tuple((int(layer), tap) for layer in inner["deepstack_visual_indexes"]),
+        taps=tuple((layer, tap) for layer in inner.indices("deepstack_visual_indexes")),
     )
 
 

@@ -104,6 +104,15 @@ def test_numbers_are_checked() -> None:
         config.text("a")
 
 
+@pytest.mark.parametrize("value", [3, "7", [1, "2"], [True], [-1], [1.5]])
+def test_indices_are_checked(value: object) -> None:
+    assert HFConfig({"layers": [0, 7]}).indices("layers") == (0, 7)
+    with pytest.raises(ModelError, match="layers.* a list of integers from 0"):
+        HFConfig({"layers": value}).indices("layers")
+    with pytest.raises(ModelError, match="lacks the key 'layers': it is null"):
+        HFConfig({"layers": None}).indices("layers")
+
+
 def test_with_defaults_keeps_null() -> None:
     config = HFConfig({"sliding_window": None}).with_defaults(sliding_window=4096, other=1)
     assert config.integer("sliding_window", null=0) == 0 and config["other"] == 1
