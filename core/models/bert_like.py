@@ -72,29 +72,11 @@ def bert_like(config: HFConfig, *, skip_positions: int = 0, pooler: PoolerSpec |
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise ModelError(f"{config.file} has {kind!r} position embeddings; {config.model_type} knows absolute ones")
-    hidden_size, head_dim = config.size("hidden_size"), read_head_dim(config)
-    num_heads, num_positions = config.size("num_attention_heads"), config.size("max_position_embeddings")
+    hidden_size, num_positions = config.size("hidden_size"), config.size("max_position_embeddings")
     num_positions -= skip_positions
     if num_positions <= 0:
         raise ModelError(f"max_position_embeddings in {config.file} leaves no position for a token")
-    layer = LayerSpec(
-        attn=AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            qkv_bias=True,
-            o_bias=True,
-        ),
-        mlp=MlpSpec(
-            intermediate_size=config.size("intermediate_size"),
-            activation=read_activation(config, "hidden_act"),
-            gated=False,
-            bias=True,
-        ),
-        pre_norm=False,
-        norm_after_add=True,
-    )
+    layer = dataclasses.replace(biased_layer(config), pre_norm=False, norm_after_add=True)
     return ModelSpec(
         model_type=config.model_type,
         vocab_size=config.size("vocab_size"),
@@ -109,6 +91,27 @@ def bert_like(config: HFConfig, *, skip_positions: int = 0, pooler: PoolerSpec |
         final_norm=False,
         dtype=config.dtype,
         pooler=pooler,
+    )
+
+
+def biased_layer(config: HFConfig) -> LayerSpec:
+    """A layer of an encoder with this config's sizes: a bias everywhere, a block that is not gated, no rope."""
+    head_dim, num_heads = read_head_dim(config), config.size("num_attention_heads")
+    return LayerSpec(
+        attn=AttentionSpec(
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            qkv_bias=True,
+            o_bias=True,
+        ),
+        mlp=MlpSpec(
+            intermediate_size=config.size("intermediate_size"),
+            activation=read_activation(config, "hidden_act"),
+            gated=False,
+            bias=True,
+        ),
     )
 
 

@@ -6,16 +6,14 @@ from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import Stored
-from .bert_like import read_head_dim
+from .bert_like import biased_layer
 from .config import HFConfig
-from .llama_like import read_activation, replace_layers
+from .llama_like import replace_layers
 from .name_tables import name_table
 from .spec import (
     Activation,
-    AttentionSpec,
     DenseSpec,
     LayerSpec,
-    MlpSpec,
     ModelSpec,
     NormSpec,
     ProjectorSpec,
@@ -49,31 +47,14 @@ VIT_NAMES: Entries = {
 def vit(config: HFConfig, *, num_layers: int = 0, norm: NormSpec | None = None, **changes: Any) -> ModelSpec:
     """A transformer over patches with this config's sizes: norms before both blocks, biases, learned positions.
 
-    num_layers: how many of its layers are of use; 0: all. changes: of fields of the spec; `positions`, `layer` and
-    `attn` hold those of parts.
+    num_layers: how many of its layers are of use; 0: all. changes: of fields of the spec.
     """
-    head_dim, num_heads = read_head_dim(config), config.size("num_attention_heads")
-    attn = dict(
-        num_heads=num_heads,
-        num_kv_heads=num_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        qkv_bias=True,
-        o_bias=True,
-    )
-    mlp = MlpSpec(
-        intermediate_size=config.size("intermediate_size"),
-        activation=read_activation(config, "hidden_act"),
-        gated=False,
-        bias=True,
-    )
-    layer = LayerSpec(attn=AttentionSpec(**attn), mlp=mlp)
     fields = dict(
         model_type=config.model_type,
         vocab_size=0,
         hidden_size=config.size("hidden_size"),
         max_position_embeddings=0,
-        layers=(layer,) * (num_layers or config.num_layers()),
+        layers=(biased_layer(config),) * (num_layers or config.num_layers()),
         norm=norm or NormSpec(kind="layer", eps=config.number("layer_norm_eps"), bias=True),
         kind="encoder",
         num_features=config.size("num_channels") * config.size("patch_size") ** 2,
