@@ -16,6 +16,8 @@ from .units import parse_bytes
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("int8",)
 """What a KV cache may hold beside activations: see ops.attention.Integers."""
+DEFAULT_STEP_TOKENS = 2048
+"""Tokens of the largest step, where a device does not say better."""
 QUANTIZATIONS = ("none", "int8", "int8-channel", "fp8", "int4", "int4-g64", "int4-g128", "int4-sym")
 """What becomes of a layer's weights: see weights.quantize."""
 
@@ -117,7 +119,9 @@ class SchedulerConfig:
     """How requests share the steps."""
 
     max_num_seqs: int = option(64, "requests that may run at the same time", cli=True)
-    max_num_batched_tokens: int = option(2048, "tokens in one step (its budget)", cli=True)
+    max_num_batched_tokens: int | Literal["auto"] = option(
+        "auto", "tokens in one step (its budget); auto is what the device fills and no more", cli=True
+    )
     policy: str = option("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
     seed: int = option(0, "seed of requests that bring none", cli=True)
 
@@ -125,6 +129,11 @@ class SchedulerConfig:
         _check_auto_or_positive("max_num_seqs", self.max_num_seqs)
         _check_auto_or_positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _check_choice("policy", self.policy, ("fcfs", "priority"))
+
+    @property
+    def budget(self) -> int:
+        """Tokens in one step. Of settings that the engine has resolved; "auto" is what most devices take."""
+        return DEFAULT_STEP_TOKENS if self.max_num_batched_tokens == "auto" else self.max_num_batched_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

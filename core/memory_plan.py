@@ -7,6 +7,7 @@ from .config import DTYPES, KV_DTYPES, EngineConfig
 from .engine.build import Model, describe_model, model_bytes
 from .engine.resolve import (
     resolve_block_size,
+    resolve_budget,
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
@@ -123,6 +124,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
         resolve_gaps(target.device, spec)
     dtype = resolve_dtype(config.model.dtype, spec, target.caps, blocked=model.gguf is not None)
     length = resolve_length(config, spec)
+    config = resolve_budget(config, spec, target.caps, length)
     groups = kv_groups(spec, length)
     kv = _kv_plan(config, model, target, dtype.value, groups, length)
     weights, looked_up = model_bytes(model, config, dtype.value, target.caps, target.packed_bytes)
@@ -174,7 +176,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
             )
             for group, size, count in zip(groups, kv.block_bytes, num_blocks, strict=True)
         ),
-        request_bytes=request_bytes(groups, kv, length, config.scheduler.max_num_batched_tokens),
+        request_bytes=request_bytes(groups, kv, length, config.scheduler.budget),
         kv_bytes=kv_bytes,
         step_bytes=kv.step_bytes,
         concurrency=concurrency,
@@ -202,7 +204,7 @@ def _kv_plan(
             groups=groups,
             block_size=block_size,
             max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=config.scheduler.budget,
             max_model_len=length,
             engine=config,
             kv_dtype=kv_dtype,

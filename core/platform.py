@@ -11,6 +11,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from .config import DEFAULT_STEP_TOKENS
+
 if TYPE_CHECKING:
     from .config import EngineConfig
     from .kv.groups import KVGroup
@@ -103,6 +105,8 @@ class Caps:
     """the device's memory is also that of other programs: auto takes a quarter of what is free, not all"""
     bucketed: bool = False
     """the runner pads token and request counts to buckets"""
+    step_tokens: int = DEFAULT_STEP_TOKENS
+    """tokens of the largest step by default: as many as its kernels need to run at full speed"""
     block_sizes: tuple[int, ...] = ()
     """block sizes that the attention kernels take; empty: any"""
     features: frozenset[str] = frozenset()

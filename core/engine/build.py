@@ -247,14 +247,14 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             model = describe_model(config, report, with_images=False)
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
         length = resolve_length(config, model.spec)
-        config = resolve_budget(config, model.spec, length)
+        config = resolve_budget(config, model.spec, device.caps, length)
         runner_config = RunnerConfig(
             spec=model.spec,
             dtype=dtype.value,
             groups=kv_groups(model.spec, length),
             block_size=resolve_block_size(config.kv.block_size, device.caps),
             max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=config.scheduler.budget,
             max_model_len=length,
             engine=config,
             kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, device.caps),

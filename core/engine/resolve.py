@@ -162,13 +162,16 @@ def resolve_length(config: EngineConfig, spec: ModelSpec) -> int:
     return wanted
 
 
-def resolve_budget(config: EngineConfig, spec: ModelSpec, length: int) -> EngineConfig:
-    """The settings with a step that holds the longest request, if the model computes requests in one step."""
-    scheduler = config.scheduler
+def resolve_budget(config: EngineConfig, spec: ModelSpec, caps: Caps, length: int) -> EngineConfig:
+    """The settings with the tokens of one step as a number, which holds the longest request if the model computes
+    requests in one step."""
+    scheduler, budget = config.scheduler, config.scheduler.max_num_batched_tokens
+    if budget == "auto":
+        budget = max(caps.step_tokens, scheduler.max_num_seqs)
     sees_all = spec.vision is not None and spec.vision.sight == "prompt"
-    if not (sees_all or computes_in_one_step(spec)) or scheduler.max_num_batched_tokens >= length:
-        return config
-    return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=length))
+    if sees_all or computes_in_one_step(spec):
+        budget = max(budget, length)
+    return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=budget))
 
 
 def resolve_capacity(
@@ -204,12 +207,12 @@ def resolve_capacity(
             )
 
     def fits(num_tokens: int) -> bool:
-        each = request_bytes(groups, plan, num_tokens, scheduler.max_num_batched_tokens)
+        each = request_bytes(groups, plan, num_tokens, scheduler.budget)
         return each + sum(plan.block_bytes) <= available
 
     if not fits(length):
         longest = _longest(fits, length)
-        each = request_bytes(groups, plan, length, scheduler.max_num_batched_tokens)
+        each = request_bytes(groups, plan, length, scheduler.budget)
         if config.model.max_model_len != "auto" or longest < plan.block_size:
             raise CapacityError(
                 f"{name} does not fit with requests of {length} tokens: weights {format_bytes(needed_bytes)} + KV "
@@ -223,7 +226,7 @@ def resolve_capacity(
         groups,
         plan,
         max_model_len=length,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_batched_tokens=scheduler.budget,
         max_num_seqs=scheduler.max_num_seqs,
     )
     return Capacity(max_model_len=length, kv=kv, reason=reason)

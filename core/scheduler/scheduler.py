@@ -69,7 +69,7 @@ class Scheduler:
         self._rope_rows = rope_rows
         self._limits: tuple[Limit, ...] = (MaxNumSeqs(config.max_num_seqs), Quarantine(), *limits)
         if block_manager.cross is not None:
-            self._limits += (EncoderBudget(config.max_num_batched_tokens, block_manager.cross),)
+            self._limits += (EncoderBudget(config.budget, block_manager.cross),)
         if block_manager.images is not None:
             self._limits += (ImageBudget(MAX_PATCHES, block_manager.images),)
         self._place = find_policy(config)
@@ -171,7 +171,7 @@ class Scheduler:
         self.block_manager.begin_step(self._step)
         rows: list[Row] = []
         scheduled: list[Request] = []
-        left = self._config.max_num_batched_tokens
+        left = self._config.budget
         num_preemptions = self.num_preemptions
         running, block_manager = self._running.requests, self.block_manager
         block_size, max_chunk = block_manager.block_size, block_manager.max_chunk
@@ -282,7 +282,7 @@ class Scheduler:
         num_tokens = len(request.token_ids)
         num_output_tokens = num_tokens - request.num_prompt_tokens
         capacity = self.block_manager.max_tokens_alone
-        step = min(self._config.max_num_batched_tokens, self.block_manager.max_chunk)
+        step = min(self._config.budget, self.block_manager.max_chunk)
         longest = max((end - start for start, end in request.whole), default=0)
         if longest > step:
             too_long = RequestError(

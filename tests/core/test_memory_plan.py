@@ -87,6 +87,20 @@ def test_sliding_layers_are_a_group_of_their_own(tmp_path: Path) -> None:
     assert plan.max_model_len == 200
 
 
+def test_a_step_is_what_the_device_fills_unless_it_is_said(tmp_path: Path) -> None:
+    """A sliding group keeps the tokens of one step beside its window."""
+    _save_config(tmp_path, "gemma2", sliding_window=32)
+
+    def need(step_tokens: int = 2048, **options: object) -> int:
+        caps = Caps(dtypes=("float32",), step_tokens=step_tokens)
+        return _plan(tmp_path, max_model_len=200, caps=caps, **options).request_bytes
+
+    assert need() == need(max_num_batched_tokens=200)
+    assert need(16, max_num_seqs=4) == need(max_num_seqs=4, max_num_batched_tokens=16) < need()
+    assert need(16, max_num_seqs=64) == need(max_num_batched_tokens=64)
+    assert need(16, max_num_batched_tokens=128) == need(max_num_batched_tokens=128)
+
+
 def test_dtype_follows_the_checkpoint_unless_the_device_has_it_not(tmp_path: Path) -> None:
     _save_config(tmp_path, "llama", dtype="bfloat16")
     assert _plan(tmp_path).dtype == "bfloat16"
