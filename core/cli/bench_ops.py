@@ -31,7 +31,7 @@ from ..runner.params import put_param
 from ..self_test import place_of
 from ..stages import ForwardBatch
 from ..suggest import did_you_mean
-from ..weights.quantize import scheme_of
+from ..weights.quantize import schemes_of
 from ..weights.source import DTYPE_BYTES, LoadedParam, ParamSource
 
 _logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ def _open(config: EngineConfig, model: Model, device: Device, loads: Sequence[Lo
             params[name] = put_param(ops, loaded, dtype=dtype, device=place)
             weight_bytes[id(params[name])] = _stored_bytes(loaded, config, device, dtype)
 
-    load_params(config, model, dtype, put, device.quantizer())
+    load_params(config, model, dtype, put, device)
     return _Subject(
         config=runner_config, runner=runner, ops=ops, place=place, params=params, weight_bytes=weight_bytes
     )
@@ -195,9 +195,9 @@ def _stored_bytes(loaded: LoadedParam, config: EngineConfig, device: Device, dty
     param = loaded.param
     if param.kind not in ("linear", "embedding", "stacked"):
         return math.prod(param.shape) * 4
-    scheme = scheme_of(param, config.model.quantize)
-    if scheme is not None and scheme.name in device.caps.schemes:
-        return device.packed_bytes(param.shape, scheme)
+    schemes = schemes_of(param, config.model.quantize, device.caps)
+    if schemes and all(scheme.name in device.caps.schemes for _, scheme in schemes):
+        return sum(device.packed_bytes((rows, *param.shape[1:]), scheme) for rows, scheme in schemes)
     keeps = config.model.dtype == "auto" and config.model.quantize == "none"
     return sum(
         device.packed_bytes(tensor.shape, tensor.dtype if keeps and tensor.dtype in device.caps.schemes else dtype)

@@ -51,7 +51,7 @@ from ..weights.joined import JoinedSource
 from ..weights.load import CheckpointParams
 from ..weights.names import NameTable
 from ..weights.open import open_weights
-from ..weights.quantize import QuantizedParams, Quantizer
+from ..weights.quantize import QuantizedParams
 from ..weights.source import ParamSource, WeightSource
 from ..weights.unstacked import UnstackedSource
 from .engine import Engine, EngineLimits
@@ -284,7 +284,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         )
         runner_config = replace(runner_config, max_model_len=capacity.max_model_len)
         started_s = time.monotonic()
-        load_params(config, model, dtype.value, runner.load, device.quantizer())
+        load_params(config, model, dtype.value, runner.load, device)
         load_s = time.monotonic() - started_s
         processors = _processors(plugins)
         ends = tokenizer.end_token_ids if tokenizer is not None else ()
@@ -400,16 +400,20 @@ def load_params(
     model: Model,
     dtype: str,
     load: Callable[[ParamSource], None],
-    quantizer: Quantizer | None,
+    device: Device,
 ) -> None:
-    """Give the model's weights, or random ones, quantized if that is asked for, to `load`."""
+    """Give the model's weights, or random ones, quantized for a device if that is asked for, to `load`."""
     if model.spec.foreign is not None:
         _load_foreign(config, model, dtype, load)
         return
     params, quantization = declare_params(model.spec), config.model.quantize
 
     def load_quantized(source: ParamSource) -> None:
-        load(source if quantization == "none" else QuantizedParams(source, quantization, quantizer))
+        load(
+            source
+            if quantization == "none"
+            else QuantizedParams(source, quantization, device.caps, device.quantizer())
+        )
 
     if config.model.load_format == "dummy":
         load_quantized(DummyParams(params, seed=config.scheduler.seed, dtype=dtype))

@@ -16,7 +16,7 @@ from ..platform import Caps, Device, Gap, KVPlan, Memory, RunnerConfig
 from ..runner.caches import image_row_size
 from ..runner.sharding import rank_params
 from ..units import format_bytes, parse_bytes
-from ..weights.quantize import Scheme, scheme_of
+from ..weights.quantize import Scheme, schemes_of
 from ..weights.source import DTYPE_BYTES, TensorInfo
 
 SHARED_MEMORY_SHARE = 0.25
@@ -103,11 +103,12 @@ def param_bytes(
     sizes: dict[str, int] = {}
     shares = rank_params(spec, tp_size) if tp_size > 1 else {}
     for param in declare_params(spec):
-        scheme = scheme_of(param, quantization)
+        schemes = schemes_of(param, quantization, caps)
+        has_kernels = schemes and all(scheme.name in caps.schemes for _, scheme in schemes)
         if param.kind not in ("linear", "embedding", "stacked"):
             sizes[param.name] = 4 * param.num_elements
-        elif scheme is not None and scheme.name in caps.schemes and (param.kind != "stacked" or caps.packs_experts):
-            sizes[param.name] = packed_bytes(param.shape, scheme)
+        elif has_kernels and (param.kind != "stacked" or caps.packs_experts):
+            sizes[param.name] = sum(packed_bytes((rows, *param.shape[1:]), scheme) for rows, scheme in schemes)
         else:
             sizes[param.name] = packed_bytes(param.shape, dtype)
         if param.name in shares:

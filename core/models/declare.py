@@ -439,8 +439,14 @@ def _fused(
     name: str, prefix: str, rows: dict[str, int], in_features: int, bias: bool, num_groups: int
 ) -> Iterator[Param]:
     def parts(leaf: str) -> tuple[Part, ...]:
-        return tuple(Part(name=f"{prefix}.{part}.{leaf}", rows=count) for part, count in rows.items())
+        return tuple(
+            Part(name=f"{prefix}.{part}.{leaf}", rows=count, is_sensitive=splits and part == "v_proj")
+            for part, count in rows.items()
+        )
 
+    # Of a layer's weights, errors in v cost most (4 times what those in q, k and o together cost).
+    is_sensitive = name.endswith("qkv_proj")
+    splits = is_sensitive and not name.startswith("encoder.")
     out = sum(rows.values())
     yield Param(
         name=f"{name}.weight",
@@ -450,8 +456,7 @@ def _fused(
         parts=parts("weight"),
         num_groups=num_groups,
         quantizable=True,
-        # Of a layer's weights, errors in v cost most (12 % of perplexity where q, k and o cost 1 % each).
-        is_sensitive=name.endswith("qkv_proj"),
+        is_sensitive=is_sensitive,
     )
     if bias:
         yield Param(

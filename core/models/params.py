@@ -19,6 +19,8 @@ class Part:
     name: str
     """canonical name, such as layers.0.attn.q_proj.weight"""
     rows: int
+    is_sensitive: bool = False
+    """of a parameter that is, the part that makes it so; devices may store the others apart from it"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,9 +69,11 @@ def quantize(
     offsets: Floats | None,
     x: Floats,
     is_symmetric: bool = False,
+    bits: int = 4,
 ) -> None:
-    """x [rows, cols] as integers, as core.weights.quantize.quantize_rows: int8 codes and scales [rows, 1] without
-    offsets; else codes in [0, 15], scales and offsets [rows, num_groups]. Scales are NaN where x is not finite."""
+    """x [rows, cols] as integers, as core.weights.quantize.quantize_rows: int8 codes and scales [rows, num_groups]
+    without offsets; else codes in [0, 2^bits), scales and offsets [rows, num_groups]. Scales are NaN where x is not
+    finite."""
 
 class PackedWeight:
     """A weight [rows, cols] in the layout of the kernels, for `linear` and `embedding`. Zero until written."""

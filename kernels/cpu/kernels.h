@@ -74,8 +74,9 @@ struct QuantizeArgs {
     const float *x;  // [num_rows, cols]
     int64_t num_rows, cols;
     int64_t group;      // columns that share a scale; those of int8 may be all
-    bool is_symmetric;  // int4: offset = -8 * scale
-    void *codes;        // int8, or int4 as uint8: [num_rows, cols]
+    int bits;           // of codes with offsets: 4 or 5
+    bool is_symmetric;  // offset = -2^(bits - 1) * scale
+    void *codes;        // int8, or uint8 with offsets: [num_rows, cols]
     float *scales;      // [num_rows, cols / group]; NaN where x holds a NaN or an infinity
     float *offsets;     // likewise; null for int8
 };

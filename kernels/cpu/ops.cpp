@@ -254,26 +254,28 @@ void sample_tokens(nb::ndarray<std::int32_t, nb::ndim<1>, nb::c_contig, nb::devi
     sample(args);
 }
 
-void quantize(Out codes, Out scales, std::optional<Out> offsets, Floats2 x, bool is_symmetric) {
+void quantize(Out codes, Out scales, std::optional<Out> offsets, Floats2 x, bool is_symmetric, int bits) {
     QuantizeArgs args{};
     args.x = x.data();
     args.num_rows = dim(x, 0);
     args.cols = dim(x, 1);
     want(codes, "codes", {args.num_rows, args.cols});
     want(scales, "scales", {args.num_rows, -1});
-    const bool is_int4 = offsets.has_value();
-    if (codes.dtype() != (is_int4 ? nb::dtype<std::uint8_t>() : nb::dtype<std::int8_t>()))
+    const bool has_offsets = offsets.has_value();
+    if (bits != 4 && bits != 5) refuse("codes with offsets have 4 or 5 bits, got " + std::to_string(bits));
+    if (codes.dtype() != (has_offsets ? nb::dtype<std::uint8_t>() : nb::dtype<std::int8_t>()))
         refuse("codes must be uint8 with offsets and int8 without");
     want_same(scales, "scales", Dtype::f32);
     const std::int64_t num_groups = dim(scales, 1);
-    if (num_groups == 0 || args.cols % num_groups != 0 || (is_int4 && args.cols / num_groups > kMaxQuantizedGroup))
-        refuse("scales must cut the columns into equal groups, of at most 256 for int4, got " + shape_text(scales));
+    if (num_groups == 0 || args.cols % num_groups != 0 || (has_offsets && args.cols / num_groups > kMaxQuantizedGroup))
+        refuse("scales must cut the columns into equal groups, of at most 256 with offsets, got " + shape_text(scales));
     args.group = args.cols / num_groups;
-    if (is_int4) {
+    if (has_offsets) {
         want(*offsets, "offsets", {args.num_rows, num_groups});
         want_same(*offsets, "offsets", Dtype::f32);
         args.offsets = static_cast<float *>(offsets->data());
     }
+    args.bits = bits;
     args.is_symmetric = is_symmetric;
     args.codes = codes.data();
     args.scales = static_cast<float *>(scales.data());
@@ -422,7 +424,7 @@ NB_MODULE(_ops, m) {
           maybe("temperature") = nb::none(), maybe("top_k") = nb::none(), maybe("top_p") = nb::none(),
           maybe("min_p") = nb::none());
     m.def("quantize", &quantize, array("codes"), array("scales"), maybe("offsets"), array("x"),
-          "is_symmetric"_a = false);
+          "is_symmetric"_a = false, "bits"_a = 4);
     m.def("gumbel_noise",
           [](std::int32_t seed, std::int32_t position, std::int32_t token) {
               return gumbel_noise(static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(position),

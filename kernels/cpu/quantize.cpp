@@ -5,7 +5,8 @@ namespace headrace::HEADRACE_TIER {
 namespace {
 
 constexpr int kFits = 2;  // times that scale and offset are fitted to the codes that they gave
-constexpr float kShrinks[] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
+constexpr float kCuts[] = {0.0f, 0.03f, 0.08f};
+constexpr float kShrinks[] = {1.06f, 1.0f, 0.94f, 0.88f, 0.82f, 0.75f};
 constexpr float kSigns[] = {-1.0f, 1.0f};
 constexpr float kRounder = 0x1.8p23f;  // adding and subtracting it rounds to nearest even
 
@@ -17,9 +18,7 @@ INLINE V half(V value) {
 INLINE V select(I mask, V yes, V no) { return bits_as<V>((bits_as<I>(yes) & mask) | (bits_as<I>(no) & ~mask)); }
 INLINE V reciprocal(V scale) { return select(scale != V{}, splat(1.0f) / scale, V{}); }
 INLINE V round(V value) { return value + splat(kRounder) - splat(kRounder); }
-INLINE V encode(V x, V inverse, V offset) {
-    return min(max(round((x - offset) * inverse), V{}), splat(15.0f));
-}
+INLINE V encode(V x, V inverse, V offset, V top) { return min(max(round((x - offset) * inverse), V{}), top); }
 
 // What is left of a NaN or an infinity: NaN; of other numbers: 0.
 INLINE V taint(V x) { return x * V{}; }
@@ -53,6 +52,7 @@ void int8_group(const float *x, int64_t cols, bool is_row, int8_t *codes, float 
 // kLanes groups side by side: lane l is a value of group l.
 struct Groups {
     V x[kMaxQuantizedGroup];
+    V top, middle;  // the highest code, and half of their number
     V low, high, total, bad, largest;
     V error, scale, offset;  // the best so far
 };
@@ -76,7 +76,7 @@ INLINE void keep_better(Groups *g, int64_t group, V scale, V offset) {
     const V inverse = reciprocal(scale);
     V error = {};
     for (int64_t k = 0; k < group; ++k) {
-        const V difference = fma(encode(g->x[k], inverse, offset), scale, offset) - g->x[k];
+        const V difference = fma(encode(g->x[k], inverse, offset, g->top), scale, offset) - g->x[k];
         error = fma(difference, difference, error);
     }
     const I is_better = error < g->error;
@@ -87,50 +87,54 @@ INLINE void keep_better(Groups *g, int64_t group, V scale, V offset) {
 
 INLINE void fit(Groups *g, int64_t group) {
     const V size = splat(static_cast<float>(group));
-    for (const float shrink : kShrinks) {
-        V scale = half((g->high - g->low) * splat(shrink / 15));
-        V offset = half((g->high + g->low) * splat(0.5f) - scale * splat(7.5f));
-        for (int i = 0; i < kFits; ++i) {
-            const V inverse = reciprocal(scale);
-            V sum_1 = {}, sum_2 = {}, product = {};
-            for (int64_t k = 0; k < group; ++k) {
-                const V code = encode(g->x[k], inverse, offset);
-                sum_1 = sum_1 + code;
-                sum_2 = fma(code, code, sum_2);
-                product = fma(code, g->x[k], product);
+    const V range = g->high - g->low;
+    for (const float below : kCuts)
+        for (const float above : kCuts) {
+            V scale = half(range * splat(1 - below - above) / g->top);
+            V offset = half(g->low + range * splat(below));
+            for (int i = 0; i < kFits; ++i) {
+                const V inverse = reciprocal(scale);
+                V sum_1 = {}, sum_2 = {}, product = {};
+                for (int64_t k = 0; k < group; ++k) {
+                    const V code = encode(g->x[k], inverse, offset, g->top);
+                    sum_1 = sum_1 + code;
+                    sum_2 = fma(code, code, sum_2);
+                    product = fma(code, g->x[k], product);
+                }
+                const V spread = size * sum_2 - sum_1 * sum_1;
+                const V slope = (size * product - sum_1 * g->total) / select(spread > V{}, spread, splat(1.0f));
+                scale = half(select((spread > V{}) & (slope > V{}), slope, scale));
+                offset = half((g->total - scale * sum_1) / size);
             }
-            const V spread = size * sum_2 - sum_1 * sum_1;
-            const V slope = (size * product - sum_1 * g->total) / select(spread > V{}, spread, splat(1.0f));
-            scale = half(select((spread > V{}) & (slope > V{}), slope, scale));
-            offset = half((g->total - scale * sum_1) / size);
+            keep_better(g, group, scale, offset);
         }
-        keep_better(g, group, scale, offset);
-    }
 }
 
 INLINE void fit_symmetric(Groups *g, int64_t group) {
     for (const float sign : kSigns)
         for (const float shrink : kShrinks) {
-            V scale = half(g->largest * splat(sign * shrink / 8));
+            V scale = half(g->largest * splat(sign * shrink) / g->middle);
             for (int i = 0; i < kFits; ++i) {
-                const V inverse = reciprocal(scale), offset = scale * splat(-8.0f);
+                const V inverse = reciprocal(scale), offset = -(scale * g->middle);
                 V squares = {}, product = {};
                 for (int64_t k = 0; k < group; ++k) {
-                    const V code = encode(g->x[k], inverse, offset) - splat(8.0f);
+                    const V code = encode(g->x[k], inverse, offset, g->top) - g->middle;
                     squares = fma(code, code, squares);
                     product = fma(code, g->x[k], product);
                 }
                 const I is_spread = squares > V{};
                 scale = half(select(is_spread, product / select(is_spread, squares, splat(1.0f)), scale));
             }
-            keep_better(g, group, scale, scale * splat(-8.0f));
+            keep_better(g, group, scale, -(scale * g->middle));
         }
 }
 
 // Groups first .. first + count - 1, at most kLanes of them.
-void int4_groups(const QuantizeArgs &args, int64_t first, int64_t count) {
+void code_groups(const QuantizeArgs &args, int64_t first, int64_t count) {
     Groups g;
     g.x[0] = V{};  // for the compiler, which fears a group of no columns
+    g.middle = splat(static_cast<float>(1 << (args.bits - 1)));
+    g.top = g.middle + g.middle - splat(1.0f);
     const int64_t group = args.group;
     for (int64_t k = 0; k < group; ++k) {
         float lanes[kLanes];
@@ -145,7 +149,7 @@ void int4_groups(const QuantizeArgs &args, int64_t first, int64_t count) {
     const V inverse = reciprocal(g.scale);
     auto *codes = static_cast<uint8_t *>(args.codes);
     for (int64_t k = 0; k < group; ++k) {
-        const V code = encode(g.x[k], inverse, g.offset);
+        const V code = encode(g.x[k], inverse, g.offset, g.top);
         for (int64_t l = 0; l < count; ++l) codes[(first + l) * group + k] = static_cast<uint8_t>(code[l]);
     }
     for (int64_t l = 0; l < count; ++l) {
@@ -169,7 +173,7 @@ void quantize(const QuantizeArgs &args, const Context &context) {
     share((num_groups + kLanes - 1) / kLanes, context, &begin, &end);
     for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i * kLanes, left = num_groups - first;
-        int4_groups(args, first, left < kLanes ? left : int64_t{kLanes});
+        code_groups(args, first, left < kLanes ? left : int64_t{kLanes});
     }
 }
 

@@ -13,14 +13,20 @@ import torch
 from transformers import LlamaForCausalLM
 
 from headrace import LLM, SamplingParams
+from headrace.core.config import EngineConfig
 from headrace.core.default_model import find_default_model
+from headrace.core.devices import open_device
 from headrace.core.errors import ConfigError, Unsupported, WeightError
+from headrace.core.memory_plan import device_target, plan_model
 from headrace.core.text.gguf_tokenizer import tokenizer_from_gguf
 from headrace.core.weights.gguf import GGUFSource
 from perplexity import PROSE, perplexity
 from smollm2 import read_state, rotate, round_as, save_state, smollm2_config
 from tiny_checkpoints import save_tiny
 
+Q4_K_M_PERPLEXITY, Q4_K_M_BITS = 28.09, 6.159
+"""Of the turned weights and the tests' text, in transformers, the weights rounded by llama.cpp's quantize_q4_K,
+quantize_q6_K, quantize_q5_0 and quantize_q8_0: its choices for a model of 576 columns, which 256 does not divide."""
 Q4_1, Q8_0 = gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0
 
 
@@ -81,8 +87,8 @@ def test_turning_leaves_the_function_as_it_was(default_model: Path, turned: Any,
 @pytest.mark.weights
 @pytest.mark.slow
 def test_perplexity(tmp_path: Path, turned: Any, prose: list[int]) -> None:
-    """int8 within 0.5 % of bf16, the KV cache's within 0.3 %; int4 better than the gguf package's blocks of the same
-    5 bits."""
+    """int8 within 0.5 % of bf16, the KV cache's within 0.3 %; int4 better than llama.cpp's Q4_K_M in fewer bytes, and
+    than the gguf package's blocks of 5 bits."""
     save_state(tmp_path / "bf16", turned)
     save_state(tmp_path / "q4_1", round_as(turned, Q4_1, Q8_0))
 
@@ -102,12 +108,18 @@ def test_perplexity(tmp_path: Path, turned: Any, prose: list[int]) -> None:
     assert 20 < exact < 35
     assert abs(measure("bf16", None, "int8") / exact - 1) < 0.003
     assert measure("bf16", "int8") < 1.005 * exact
-    assert measure("bf16", "int4") < 0.9 * measure("q4_1", None)
+    int4 = measure("bf16", "int4")
+    assert int4 < Q4_K_M_PERPLEXITY
+    assert int4 < 0.9 * measure("q4_1", None)
+    config = EngineConfig.from_options(dict(model=str(tmp_path / "bf16"), device="cpu", quantize="int4"))
+    plan = plan_model(config, device_target(open_device(config)), lambda line: None)
+    assert plan.read_bytes < Q4_K_M_BITS / 8 * (plan.num_params - 49152 * 576)
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize(("quantize", "least"), [("int8", 0.9995), ("int8-channel", 0.998), ("int4", 0.97)])
+@pytest.mark.parametrize(("quantize", "least"), [("int8", 0.999), ("int8-channel", 0.99), ("int4", 0.97)])
 def test_embeddings_of_minilm_stay_where_they_are(minilm: Any, quantize: str, least: float) -> None:
+    """Activations are rounded, too."""
     cosines = (minilm(None) * minilm(quantize)).sum(1)
     assert least < cosines.min() < 1
 

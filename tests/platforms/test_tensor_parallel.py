@@ -17,7 +17,7 @@ from headrace.core.devices import open_device, rank_devices
 from headrace.core.errors import ConfigError, DeviceLost, Unsupported
 from headrace.core.models.declare import declare_params
 from headrace.core.models.spec import MlpSpec, ModelSpec
-from headrace.core.platform import RunnerConfig
+from headrace.core.platform import Caps, RunnerConfig
 from headrace.core.runner.ranked import RankedRunner
 from headrace.core.runner.sharding import make_share, rank_params
 from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
@@ -78,10 +78,8 @@ def test_shares_make_up_the_whole(quantization: str) -> None:
     layers = tuple(dataclasses.replace(x, mlp=MlpSpec(intermediate_size=128)) for x in spec.layers)
     spec = dataclasses.replace(spec, vocab_size=212, layers=layers)
     params = declare_params(spec)
-    whole = {
-        loaded.param.name: loaded
-        for loaded in QuantizedParams(DummyParams(params, seed=0, dtype="float32"), quantization)
-    }
+    source = QuantizedParams(DummyParams(params, seed=0, dtype="float32"), quantization, Caps())
+    whole = {loaded.param.name: loaded for loaded in source}
     shares = [make_share(spec, tp_rank, 2) for tp_rank in range(2)]
 
     def values(tensors: tuple[HostTensor, ...]) -> Any:

@@ -161,12 +161,13 @@ class NativeRunner(Runner):
             logger.info("huge pages %s", text)
 
     def _parts_of(self, loaded: LoadedParam) -> list[tuple[str, Sequence[HostTensor]]]:
-        """What is packed together, by name: all of a parameter, or each run of tensors of one block type."""
+        """What is packed together, by name: all of a parameter, or each run of tensors of one dtype."""
         name = loaded.param.name
         runs = [list(run) for _, run in groupby(loaded.tensors, key=lambda tensor: tensor.dtype)]
         rows = [sum(tensor.shape[0] for tensor in run) for run in runs]
-        are_blocks = all(tensor.dtype in BLOCK_FORMATS for tensor in loaded.tensors)
-        if len(runs) == 1 or not (self._keep_blocks and are_blocks and self._is_separable(name, rows)):
+        has_blocks = self._keep_blocks and all(tensor.dtype in BLOCK_FORMATS for tensor in loaded.tensors)
+        has_codes = all(tensor.scales is not None for tensor in loaded.tensors)
+        if len(runs) == 1 or not ((has_blocks or has_codes) and self._is_separable(name, rows)):
             return [(name, loaded.tensors)]
         self._parts[name] = rows
         return [(part_name(name, index), run) for index, run in enumerate(runs)]

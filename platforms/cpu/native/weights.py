@@ -16,7 +16,7 @@ from headrace.kernels.cpu import _ops
 
 BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 """GGUF block types that the kernels multiply as they stand."""
-SCHEMES = (*BLOCK_FORMATS, "int8", "int4")
+SCHEMES = (*BLOCK_FORMATS, "int8", "int5", "int4")
 STORED_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 """What numpy calls the dtypes of activations."""
 _CHUNK_VALUES = 1 << 22
@@ -42,7 +42,7 @@ def choose_layout(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: boo
     same; else dense numbers."""
     if len({(tensor.dtype, tensor.offsets is None) for tensor in tensors}) == 1:
         [first, *_] = tensors
-        if first.scales is not None and first.dtype in ("int8", "int4"):
+        if first.scales is not None and first.dtype in ("int8", "int5", "int4"):
             is_whole_row = first.dtype == "int8" and first.group == first.shape[1]
             group = 0 if is_whole_row else first.group
             scheme = Scheme(name=first.dtype, group=group, is_symmetric=_is_symmetric(tensors))
@@ -59,6 +59,8 @@ def layout_of(format: str | Scheme) -> Layout:
         return Layout(format=format)  # type: ignore[arg-type]
     if format.name == "int8":
         return Layout(format="q8_0" if format.group else "int8")
+    if format.name == "int5":
+        return Layout(format="q5_0" if format.is_symmetric else "q5_1")
     if format.group == _BLOCK:
         return Layout(format="q4_0" if format.is_symmetric else "q4_1")
     return Layout(format="int4", group=format.group)
@@ -99,11 +101,11 @@ def quantize_rows(
     values: npt.NDArray[np.float32], scheme: Scheme
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32], npt.NDArray[np.float32] | None]:
     """As `core.weights.quantize.quantize_rows`, on all threads."""
-    is_int4 = scheme.name == "int4"
-    codes: npt.NDArray[Any] = np.empty(values.shape, np.uint8 if is_int4 else np.int8)
+    has_offsets = scheme.bits < 8
+    codes: npt.NDArray[Any] = np.empty(values.shape, np.uint8 if has_offsets else np.int8)
     scales = np.empty((len(values), values.shape[1] // (scheme.group or values.shape[1])), np.float32)
-    offsets = np.empty_like(scales) if is_int4 else None
-    _ops.quantize(codes, scales, offsets, values, scheme.is_symmetric)
+    offsets = np.empty_like(scales) if has_offsets else None
+    _ops.quantize(codes, scales, offsets, values, scheme.is_symmetric, scheme.bits if has_offsets else 4)
     return codes, scales, offsets
 
 
@@ -116,11 +118,11 @@ def vector(loaded: LoadedParam) -> npt.NDArray[np.float32]:
 
 
 def _is_symmetric(tensors: Sequence[HostTensor]) -> bool:
-    """True if code 8 stands for zero everywhere."""
+    """True if the middle of the codes stands for zero everywhere."""
     return all(
         tensor.offsets is not None
         and tensor.scales is not None
-        and bool((tensor.offsets == -8 * tensor.scales).all())
+        and bool((tensor.offsets == (-16 if tensor.dtype == "int5" else -8) * tensor.scales).all())
         for tensor in tensors
     )
 
@@ -141,15 +143,20 @@ def _write_codes(
         groups[..., 2:] = tensor.data.reshape(*scales.shape, _BLOCK).view(np.uint8)
         weight.write_blocks(start, groups.reshape(len(groups), -1))
         return
-    # As blocks of a GGUF file: scale, offset if there is one, then the first half of the codes in the low nibbles.
+    # As blocks of a GGUF file: scale, offset if there is one, fifth bits if there are (of code k in bit k), then the
+    # first half of the codes in the low nibbles.
     codes = tensor.data.reshape(*scales.shape, _BLOCK)
-    head = 2 if layout.format == "q4_0" else 4
+    has_offsets, has_fifth = layout.format in ("q4_1", "q5_1"), tensor.dtype == "int5"
+    fifth = 4 if has_offsets else 2
+    head = fifth + 4 * has_fifth
     blocks = np.empty((*scales.shape, head + _BLOCK // 2), np.uint8)
     blocks[..., :2] = scales.astype(np.float16)[..., None].view(np.uint8)
-    if layout.format == "q4_1" and tensor.offsets is not None:
+    if has_offsets and tensor.offsets is not None:
         blocks[..., 2:4] = tensor.offsets.astype(np.float16)[..., None].view(np.uint8)
+    if has_fifth:
+        blocks[..., fifth:head] = np.packbits(codes >> 4, axis=-1, bitorder="little")
     np.left_shift(codes[..., _BLOCK // 2 :], 4, out=blocks[..., head:])
-    blocks[..., head:] |= codes[..., : _BLOCK // 2]
+    blocks[..., head:] |= codes[..., : _BLOCK // 2] & 15
     weight.write_blocks(start, blocks.reshape(len(codes), -1))
 
 

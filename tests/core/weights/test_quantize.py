@@ -1,30 +1,41 @@
 """Quantization on load against the gguf package's formats of the same size, and its errors."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
+from transformers import LlamaConfig
 
 from headrace.core.errors import WeightError
-from headrace.core.models.params import Param
+from headrace.core.models.config import HFConfig
+from headrace.core.models.declare import declare_params
+from headrace.core.models.params import Param, Part
+from headrace.core.models.registry import read_spec
+from headrace.core.platform import Caps
 from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.quantize import (
     FP8,
     INT4,
+    INT5,
+    INT5_OFFSETS,
     INT8,
     INT8_GROUPS,
     QuantizedParams,
+    Scheme,
     packed_bytes,
     quantize_rows,
-    scheme_of,
+    schemes_of,
     to_float8,
 )
 from headrace.core.weights.source import HostTensor, LoadedParam
 
 Floats = npt.NDArray[np.float32]
+NO_MIXTURE = Caps(schemes=("int8", "int4"))
+MIXTURE = Caps(schemes=("int8", "int5", "int4"))
 
 
 class OneTensor:
@@ -54,7 +65,7 @@ def _tensor(values: Floats, name: str = "model.layers.0.mlp.up_proj.weight") -> 
 
 
 def _quantized(values: Floats, quantization: str, **fields: Any) -> HostTensor:
-    [loaded] = QuantizedParams(OneTensor(_tensor(values), **fields), quantization)
+    [loaded] = QuantizedParams(OneTensor(_tensor(values), **fields), quantization, NO_MIXTURE)
     [tensor] = loaded.tensors
     return tensor
 
@@ -81,17 +92,23 @@ def test_int8_in_groups_is_the_gguf_packages_q8_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "theirs"),
-    [("int4", gguf.GGMLQuantizationType.Q4_1), ("int4-sym", gguf.GGMLQuantizationType.Q4_0)],
+    ("scheme", "theirs", "most"),
+    [
+        (INT4["int4"], gguf.GGMLQuantizationType.Q4_1, 0.85),
+        (INT4["int4-sym"], gguf.GGMLQuantizationType.Q4_0, 0.95),
+        (INT5_OFFSETS, gguf.GGMLQuantizationType.Q5_1, 0.9),
+        (INT5, gguf.GGMLQuantizationType.Q5_0, 0.95),
+    ],
 )
-def test_int4_is_closer_than_rounding_by_the_gguf_package(
-    quantization: str, theirs: gguf.GGMLQuantizationType
+def test_codes_are_closer_than_rounding_by_the_gguf_package(
+    scheme: Scheme, theirs: gguf.GGMLQuantizationType, most: float
 ) -> None:
     values = _weight()
-    tensor = _quantized(values, quantization)
-    assert tensor.data.min() >= 0 and tensor.data.max() <= 15
+    codes, scales, offsets = quantize_rows(values, scheme)
+    assert codes.min() >= 0 and codes.max() == 2**scheme.bits - 1
+    tensor = replace(_tensor(values), dtype=scheme.name, data=codes, scales=scales, offsets=offsets)
     expected = gguf.dequantize(gguf.quantize(values, theirs), theirs)
-    assert _error(values, to_float32(tensor)) < 0.95 * _error(values, expected)
+    assert _error(values, to_float32(tensor)) < most * _error(values, expected)
 
 
 @pytest.mark.parametrize("quantization", INT4)
@@ -123,16 +140,69 @@ def test_constant_and_zero_groups() -> None:
 
 
 def test_what_is_sensitive_or_a_vocabulary_keeps_8_bits() -> None:
-    def param(**fields: Any) -> Param:
-        return Param(name="w", shape=(8, 64), kind="linear", **{"quantizable": True, **fields})
+    def schemes(quantization: str, **fields: Any) -> Any:
+        param = Param(name="w", shape=(8, 64), kind="linear", **{"quantizable": True, **fields})
+        return schemes_of(param, quantization, NO_MIXTURE)
 
-    assert scheme_of(param(), "none") is None
-    assert scheme_of(param(quantizable=False), "int4") is None
-    assert scheme_of(param(), "int8-channel") == INT8
-    assert scheme_of(param(), "int8") == INT8_GROUPS
-    assert scheme_of(param(shard="row"), "int4-g64") == INT4["int4-g64"]
-    assert scheme_of(param(shard="vocab"), "int4") == INT8_GROUPS
-    assert scheme_of(param(is_sensitive=True), "int4") == INT8_GROUPS
+    assert schemes("none") == schemes("int4", quantizable=False) == ()
+    assert schemes("int8-channel") == ((8, INT8),)
+    assert schemes("int8") == ((8, INT8_GROUPS),)
+    assert schemes("int4-g64", shard="row") == ((8, INT4["int4-g64"]),)
+    assert schemes("int4", shard="vocab") == ((8, INT8_GROUPS),)
+    assert schemes("int4", is_sensitive=True) == ((8, INT8_GROUPS),)
+
+
+def _llama(hidden_size: int) -> list[Param]:
+    """Declarations of matrices by a family of the registry."""
+    config = LlamaConfig(
+        vocab_size=3000,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=1,
+        num_attention_heads=hidden_size // 64,
+        num_key_value_heads=hidden_size // 192,
+        architectures=["LlamaForCausalLM"],
+    )
+    spec = read_spec(HFConfig(config.to_dict()))
+    return [param for param in declare_params(spec) if param.quantizable]
+
+
+@pytest.mark.parametrize(("hidden_size", "expected"), [(2304, 4.79), (576, 5.53)])
+def test_int4_is_a_mixture_no_larger_than_q4_k_m(hidden_size: int, expected: float) -> None:
+    """expected: bits a value of the layers in llama.cpp's Q4_K_M, which has 5 bits where 256 does not divide columns:
+    4.5 or 5.5; but half of v and down_proj in 6.5625 (v of few columns: 8.5; down_proj has 1,152: 5.5 and 8.5)."""
+    params = {param.name: param for param in _llama(hidden_size)}
+    schemes = {name: schemes_of(param, "int4", MIXTURE) for name, param in params.items()}
+    layers = [name for name in params if name.startswith("layers.")]
+    bits = sum(8 * packed_bytes((n, params[name].shape[1]), s) for name in layers for n, s in schemes[name])
+    assert bits / sum(params[name].num_elements for name in layers) <= expected
+    kv_rows = hidden_size // 192 * 64
+    [(rows, scheme), (v_rows, of_v)] = schemes["layers.0.attn.qkv_proj.weight"]
+    assert (rows, v_rows, of_v) == (hidden_size + kv_rows, kv_rows, INT8_GROUPS)
+    assert scheme == (INT5 if hidden_size < 1024 else INT4["int4-sym"])
+    assert schemes["layers.0.mlp.down_proj.weight"][0][1] == (INT5 if hidden_size < 1024 else INT4["int4"])
+    assert schemes["lm_head.weight"][0][1] == (INT8_GROUPS if hidden_size < 1024 else INT5_OFFSETS)
+
+
+def test_a_fused_tensor_is_cut_where_schemes_change() -> None:
+    values = _weight(rows=96)
+    param = Param(
+        name="layers.0.attn.qkv_proj.weight",
+        shape=values.shape,
+        kind="linear",
+        shard="column",
+        quantizable=True,
+        is_sensitive=True,
+        parts=(Part(name="q", rows=50), Part(name="k", rows=23), Part(name="v", rows=23, is_sensitive=True)),
+    )
+    for tensors in ([values], [values[:50], values[50:73], values[73:]], [values[:80], values[80:]]):
+        source = OneTensor(_tensor(values))
+        source.loaded = LoadedParam(param=param, tensors=tuple(map(_tensor, tensors)))
+        [loaded] = QuantizedParams(source, "int4", MIXTURE)
+        assert [tensor.dtype for tensor in loaded.tensors if len(tensor.data) > 7][-2:] == ["int5", "int8"]
+        assert sum(len(tensor.data) for tensor in loaded.tensors if tensor.dtype == "int8") == 23
+        got = np.concatenate([to_float32(tensor) for tensor in loaded.tensors])
+        assert _error(values, got) < 0.003 * float(np.sum(values.astype(np.float64) ** 2))
 
 
 def test_columns_that_no_group_divides() -> None:
@@ -147,7 +217,7 @@ def test_columns_that_no_group_divides() -> None:
     assert _quantized(_weight(cols=24), "int8").group == 24  # of a row too short for groups
     declared = Param(name="up_proj", shape=(8, 24), kind="linear", quantizable=True)
     with pytest.raises(WeightError, match="^tensor up_proj has 24 columns"):  # before a byte is planned or read
-        scheme_of(declared, "int4")
+        schemes_of(declared, "int4", NO_MIXTURE)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -165,7 +235,7 @@ def test_what_is_quantized_already_is_refused() -> None:
     fp8 = HostTensor(name="up", dtype="float8_e4m3fn", shape=(4, 64), data=np.zeros((4, 64), np.uint8))
     for tensor, dtype in ((blocked, "q4_0"), (fp8, "float8_e4m3fn")):
         with pytest.raises(WeightError, match=rf"is quantized already \({dtype}\)"):
-            list(QuantizedParams(OneTensor(tensor), "int8"))
+            list(QuantizedParams(OneTensor(tensor), "int8", NO_MIXTURE))
 
 
 def test_a_large_weight_is_quantized_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
