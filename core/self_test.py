@@ -104,6 +104,7 @@ class DrivenRequest:
     seed: int = 0
     allowed: Sequence[int] = ()
     num_computed: int = 0
+    num_steps: int = 0
     block_ids: list[list[int]] = field(default_factory=list)
 
 
@@ -150,13 +151,18 @@ class Driver:
 
     def submit(self, counts: Mapping[int, int], *, num_logprobs: int = -1) -> Pending:
         """Begin a step; each request that samples gets an UNKNOWN token, which the next step may already read."""
+        return self.runner.step(self.prepare(counts, num_logprobs=num_logprobs))
+
+    def prepare(self, counts: Mapping[int, int], *, num_logprobs: int = -1) -> StepInput:
+        """The step that `submit` begins, for a caller who changes it first."""
         sampling = self._sampling(counts)
         batch = self._batch(counts, sampling, num_logprobs)
         for index, count in counts.items():
             self.requests[index].num_computed += count
+            self.requests[index].num_steps += 1
         for index in sampling:
             self.requests[index].token_ids.append(UNKNOWN)
-        return self.runner.step(batch)
+        return batch
 
     def generate(self, prompt: Sequence[int], num_tokens: int, *, chunk: int = 0) -> list[int]:
         """Greedy tokens of one request alone; chunk: tokens of the prompt in one step, 0 takes all at once."""
@@ -189,6 +195,13 @@ class Driver:
         for row, (index, request) in enumerate(requests.items()):
             for group in groups:
                 block_ids = np.array(request.block_ids[group], np.int32)
+                if self.config.groups[group].kind == "state":
+                    # By turns in two blocks: a state that is read is not written.
+                    before, after = block_ids[:2] if request.num_steps % 2 else block_ids[1::-1]
+                    tables[group][row, 0] = before if spans[index].start else -1
+                    slots[group][starts[row] : starts[row + 1]] = -1
+                    slots[group][starts[row + 1] - 1] = after
+                    continue
                 tables[group][row, : len(block_ids)] = block_ids
                 span = np.array(spans[index], np.int32)
                 slots[group][starts[row] : starts[row + 1]] = block_ids[span // size] * size + span % size
@@ -230,8 +243,9 @@ class Driver:
 
     def _grow(self, request: DrivenRequest, num_tokens: int) -> None:
         request.block_ids = request.block_ids or [[] for _ in self._free]
-        for free, block_ids in zip(self._free, request.block_ids, strict=True):
-            while len(block_ids) * self.config.block_size < num_tokens:
+        for group, free, block_ids in zip(self.config.groups, self._free, request.block_ids, strict=True):
+            needed = 2 if group.kind == "state" else -(-num_tokens // self.config.block_size)
+            while len(block_ids) < needed:
                 block_ids.append(free.pop())
 
 

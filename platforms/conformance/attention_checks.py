@@ -10,7 +10,7 @@ import numpy.typing as npt
 from headrace.core.self_test import TOLERANCE
 
 from .op_checks import compare, to_array, to_numpy
-from .registry import DTYPES, Subject, add_check
+from .registry import DTYPES, NotSupported, Subject, add_check
 from .values import Value
 
 Float64 = npt.NDArray[np.float64]
@@ -34,6 +34,14 @@ class Variant:
     alibi: bool = False
     relative: bool = False
     causal: bool = True
+    reach: bool = False
+    query_size: float = 1.0
+    kv_size: float = 1.0
+    block_size: int = 0
+    """0: one that the device takes"""
+    kv_dtype: str = ""
+    has_bounds: bool = True
+    """the caller knows the longest query and sequence"""
     feature: str = ""
     requests: Sequence[tuple[int, int]] = RAGGED
 
@@ -56,6 +64,15 @@ VARIANTS = {
     "decode_window": Variant(window=530, softcap=4.0, feature="sliding_window", requests=DECODE),
     "relative": Variant(relative=True, feature="relative_bias", requests=(*RAGGED, (2, 300))),
     "all_keys": Variant(causal=False, feature="cross_attention"),
+    "reach": Variant(reach=True, feature="images"),
+    "large_scores": Variant(query_size=60.0, head_dim=32),
+    "large_values": Variant(kv_size=300.0, query_size=0.01),
+    "wide_heads": Variant(num_heads=10, num_kv_heads=10, head_dim=256, requests=((3, 5), (1, 40))),
+    "many_heads": Variant(num_heads=32, num_kv_heads=2, requests=((1, 50), (9, 20))),
+    "unknown_lengths": Variant(has_bounds=False),
+    "blocks_of_32": Variant(block_size=32),
+    "int8_cache": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, head_dim=64),
+    "int8_cache_decode": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, window=530, requests=DECODE),
 }
 
 
@@ -69,6 +86,7 @@ def dense_attention(
     sinks: Float64 | None,
     slopes: Float64 | None,
     relative: Float64 | None,
+    reach: Sequence[int] = (),
 ) -> Float64:
     """Attention of one request: query [q, num_heads, d] are the last of the k positions of keys and values
     [k, num_kv_heads, d]. One head and one query at a time, so that nothing is shared with the definition."""
@@ -80,7 +98,8 @@ def dense_attention(
         for row in range(num_queries):
             position = num_keys - num_queries + row
             first = max(0, position - variant.window + 1) if variant.window else 0
-            seen = np.arange(first, position + 1 if variant.causal else num_keys)
+            end = max(position + 1, reach[row] if reach else 0) if variant.causal else num_keys
+            seen = np.arange(first, end)
             scores = keys[seen, kv_head] @ query[row, head] * scale
             if variant.softcap:
                 scores = variant.softcap * np.tanh(scores / variant.softcap)
@@ -109,13 +128,30 @@ def distance_bucket(distance: int, num_buckets: int) -> int:
     return exact + steps
 
 
+def rounded_rows(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Keys or values as a cache of int8 holds them, by float32: 255 levels up to the largest of a token and head."""
+    top = np.abs(x).max(-1, keepdims=True)
+    levels = np.rint(x * np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0))
+    values: npt.NDArray[np.float32] = levels * (top / np.float32(127))
+    return values
+
+
+def _need(variant: Variant, subject: Subject) -> None:
+    """Raise NotSupported for what the device said that it lacks."""
+    for feature in filter(None, (variant.feature, "softcap" if variant.softcap else "")):
+        subject.need(feature=feature)
+    sizes = subject.device.caps.block_sizes
+    if variant.block_size and sizes and variant.block_size not in sizes:
+        raise NotSupported(f"the device has no blocks of {variant.block_size} tokens")
+    if variant.kv_dtype and variant.kv_dtype not in subject.device.caps.kv_dtypes:
+        raise NotSupported(f"the device has no KV cache of {variant.kv_dtype}")
+
+
 def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
-    if variant.feature:
-        subject.need(feature=variant.feature)
-    if variant.softcap:
-        subject.need(feature="softcap")
-    ops, rng = subject.ops(dtype), np.random.default_rng(0)
-    size, heads, kv_heads, head_dim = subject.block_size, variant.num_heads, variant.num_kv_heads, variant.head_dim
+    _need(variant, subject)
+    size = variant.block_size or subject.block_size
+    ops, rng = subject.ops(dtype, kv_dtype=variant.kv_dtype, block_size=size), np.random.default_rng(0)
+    heads, kv_heads, head_dim = variant.num_heads, variant.num_kv_heads, variant.head_dim
     lens = np.array([seq_len for _, seq_len in variant.requests], np.int32)
     counts = np.array([count for count, _ in variant.requests], np.int32)
     needed = -(-lens // size)
@@ -125,12 +161,12 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
         block_size=size,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        dtype=dtype,
+        dtype=variant.kv_dtype or dtype,
         device=subject.place,
     )
 
-    def activation(*shape: int) -> Value:
-        return Value("activation", rng.standard_normal(shape).astype(np.float32))
+    def activation(size: float, *shape: int) -> Value:
+        return Value("activation", np.float32(size) * rng.standard_normal(shape).astype(np.float32))
 
     # Every slot starts as NaN: reading one that was never written shows in the result.
     every_slot = np.arange(num_blocks * size, dtype=np.int32)
@@ -152,7 +188,9 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
         table[row, :blocks] = own
         positions = np.arange(seq_len)
         slots.append((own[positions // size] * size + positions % size).astype(np.int32))
-    key, value = (to_array(ops, activation(int(lens.sum()), kv_heads, head_dim), dtype) for _ in range(2))
+    key, value = (
+        to_array(ops, activation(variant.kv_size, int(lens.sum()), kv_heads, head_dim), dtype) for _ in range(2)
+    )
     all_slots = np.concatenate(slots)
     order = rng.permutation(len(all_slots)).astype(np.int32)
     shuffle = ops.to_device(order)
@@ -165,10 +203,11 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
             stale = max(0, seq_len - count - variant.window + 1) // size
             table[row, :stale] = ids[0]
 
-    query = to_array(ops, activation(int(counts.sum()), heads, head_dim), dtype)
+    query = to_array(ops, activation(variant.query_size, int(counts.sum()), heads, head_dim), dtype)
     sinks = rng.standard_normal(heads).astype(np.float32) if variant.sinks else None
     slopes = (0.5 ** np.arange(1, heads + 1)).astype(np.float32) if variant.alibi else None
     relative = rng.standard_normal((32, heads)).astype(np.float32) if variant.relative else None
+    reach = [_reach(rng, count, seq_len) for count, seq_len in variant.requests] if variant.reach else []
     scale = head_dim**-0.5
     result = ops.paged_attention(
         query,
@@ -182,14 +221,24 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
         sinks=None if sinks is None else ops.to_device(sinks),
         alibi_slopes=None if slopes is None else ops.to_device(slopes),
         relative_bias=None if relative is None else ops.to_device(relative),
+        reach=ops.to_device(np.concatenate(reach)) if reach else None,
         causal=variant.causal,
-        max_query_len=int(counts.max()),
-        max_seq_len=int(lens.max()),
+        max_query_len=int(counts.max()) if variant.has_bounds else 0,
+        max_seq_len=int(lens.max()) if variant.has_bounds else 0,
     )
     q, k, v = (to_numpy(ops, array) for array in (query, key, value))
-    expected = _expected(variant, q, k, v, scale, sinks, slopes, relative)
+    if variant.kv_dtype:
+        k, v = rounded_rows(k), rounded_rows(v)
+    expected = _expected(variant, q, k, v, scale, sinks, slopes, relative, reach)
     error = compare(to_numpy(ops, result), expected, TOLERANCE[dtype], "attention")
     return f"{len(lens)} requests, error {error:.1e}, allowed {TOLERANCE[dtype]:.0e}"
+
+
+def _reach(rng: np.random.Generator, count: int, seq_len: int) -> npt.NDArray[np.int32]:
+    """Some of a request's tokens see to the end of a run that they stand in, as the places of an image do."""
+    ends = rng.integers(0, seq_len + 1, count)
+    ends[::3] = 0
+    return ends.astype(np.int32)
 
 
 def _expected(
@@ -201,10 +250,11 @@ def _expected(
     sinks: npt.NDArray[np.float32] | None,
     slopes: npt.NDArray[np.float32] | None,
     relative: npt.NDArray[np.float32] | None,
+    reach: Sequence[npt.NDArray[np.int32]],
 ) -> Float64:
     parts = []
     q_start = k_start = 0
-    for count, seq_len in variant.requests:
+    for request, (count, seq_len) in enumerate(variant.requests):
         parts.append(
             dense_attention(
                 query[q_start : q_start + count].astype(np.float64),
@@ -215,6 +265,7 @@ def _expected(
                 sinks=None if sinks is None else sinks.astype(np.float64),
                 slopes=None if slopes is None else slopes.astype(np.float64),
                 relative=None if relative is None else relative.astype(np.float64),
+                reach=reach[request].tolist() if reach else (),
             )
         )
         q_start, k_start = q_start + count, k_start + seq_len

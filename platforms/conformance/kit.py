@@ -13,9 +13,9 @@ from .registry import CHECKS, CheckSpec, Failed, NotSupported, Subject
 
 def all_checks() -> dict[str, CheckSpec]:
     """Every check by name."""
-    from . import attention_checks, model_checks, op_checks, rank_checks, stacked_checks
+    from . import attention_checks, model_checks, op_checks, rank_checks, stacked_checks, step_checks
 
-    assert attention_checks and model_checks and op_checks and rank_checks and stacked_checks
+    assert attention_checks and model_checks and op_checks and rank_checks and stacked_checks and step_checks
     return CHECKS
 
 

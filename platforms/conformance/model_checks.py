@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import OutOfMemory
-from headrace.core.models.spec import AttentionSpec, LatentSpec, ModelSpec, MoeSpec, NormSpec
+from headrace.core.models.spec import (
+    NO_ATTENTION,
+    AttentionSpec,
+    LatentSpec,
+    MixerSpec,
+    ModelSpec,
+    MoeSpec,
+    NormSpec,
+    RopeSpec,
+)
 from headrace.core.self_test import Driver, nmse, tiny_spec
 from headrace.core.units import format_bytes
 
@@ -49,6 +58,16 @@ def _with_latent_attention() -> ModelSpec:
     return dataclasses.replace(spec, layers=tuple(dataclasses.replace(x, attn=attn) for x in spec.layers))
 
 
+def _with_recurrence(**changes: Any) -> ModelSpec:
+    """The tiny model with a recurrence in the place of its first layer's attention."""
+    spec = tiny_spec()
+    first, second = spec.layers
+    mixer = MixerSpec(kind="mamba2", num_heads=4, head_dim=16, num_key_heads=2, state_size=16)
+    mixer = dataclasses.replace(mixer, **changes)
+    layers = (dataclasses.replace(first, attn=NO_ATTENTION, mixer=mixer), second)
+    return dataclasses.replace(spec, layers=layers)
+
+
 SPECS: dict[str, tuple[Callable[[], ModelSpec], tuple[str, ...]]] = {
     "plain": (tiny_spec, ()),
     "window": (partial(tiny_spec, window=24), ("sliding_window",)),
@@ -58,6 +77,9 @@ SPECS: dict[str, tuple[Callable[[], ModelSpec], tuple[str, ...]]] = {
     "normalised_heads": (partial(_with_attention, qk_norm=NormSpec(), qkv_bias=True, o_bias=True), ()),
     "experts": (_with_experts, ()),
     "latent": (_with_latent_attention, ()),
+    "partial_rope": (partial(_with_attention, rope=RopeSpec(rotary_dim=8, interleaved=True)), ()),
+    "states": (_with_recurrence, ("states",)),
+    "delta_states": (partial(_with_recurrence, kind="delta", conv_bias=False, norm=NormSpec()), ("states",)),
 }
 """Models by name, and the features that each needs."""
 
@@ -83,6 +105,25 @@ def _check_greedy(name: str, subject: Subject) -> str:
         want, got = oracle.generate(prompt, NUM_TOKENS), driver.generate(prompt, NUM_TOKENS)
         _same(got, want, f"prompt of {length}")
     return f"{len(LENGTHS)} prompts, {NUM_TOKENS} tokens each, equal to the reference"
+
+
+def _check_states(name: str, subject: Subject) -> str:
+    subject.need(feature="states")
+    spec = SPECS[name][0]()
+    driver = Driver(*subject.runner(spec, params=random_weights), num_blocks=24)
+    oracle = Driver(*subject.reference_runner(spec, params=random_weights), seed=1)
+    prompts = [_prompt(length) for length in (1, 17, 40)]
+    want = [oracle.generate(prompt, NUM_TOKENS) for prompt in prompts]
+    for chunk in (1, 3, 64):  # blocks and states come back from one request to the next, dirty
+        for prompt, tokens in zip(prompts, want, strict=True):
+            _same(driver.generate(prompt, NUM_TOKENS, chunk=chunk), tokens, f"prompt of {len(prompt)} by {chunk}")
+            driver.remove_all()
+    rows = [driver.add(prompt) for prompt in prompts]
+    driver.step({row: len(driver.requests[row].token_ids) for row in rows})
+    for _ in range(NUM_TOKENS - 1):
+        driver.step({row: 1 for row in reversed(rows)})
+    _same([driver.requests[row].token_ids[-NUM_TOKENS:] for row in rows], want, "three requests at a time")
+    return f"{len(prompts)} prompts by 1, 3 and 64 tokens, and together"
 
 
 def _check_logprobs(dtype: str, subject: Subject) -> str:
@@ -355,7 +396,10 @@ def _has_window(subject: Subject) -> bool:
 
 
 def _register() -> None:
-    for name in SPECS:
+    for name, (_, features) in SPECS.items():
+        if "states" in features:
+            meaning = "states in chunks and in turn with those of other requests give the reference's tokens"
+            add_check(f"model.{name}", meaning, partial(_check_states, name))
         meaning = "greedy tokens of a tiny model equal to the reference's"
         add_check(f"model.greedy.{name}", meaning, partial(_check_greedy, name))
     for dtype in DTYPES:

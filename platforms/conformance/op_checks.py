@@ -13,16 +13,16 @@ from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.quantize import CODES, FP8, INT4, INT8, INT8_GROUPS, quantize_rows
 from headrace.core.weights.source import HostTensor
 
-from . import state_cases
+from . import sampling_cases, state_cases
 from .registry import DTYPES, Failed, Subject, add_check, need_definitions
-from .values import Case, HostArray, Rng, Value, normal, normal32, whole
+from .values import ROWS, Case, HostArray, Rng, Value, normal, normal32, whole
 
 if TYPE_CHECKING:
     import torch
 
-ROWS = (0, 1, 3, 17, 130)
-"""Token counts: none, one, odd, across a vector's end, large."""
 WIDTHS = (1, 7, 64, 576)
+WIDE = 2501
+"""More than one program of a kernel walks over, and odd."""
 SIZES = (2e-3, 900.0)
 """Of a norm's input: where eps counts, and where squares are more than float16 holds."""
 QUANTIZED = {
@@ -41,6 +41,7 @@ def _rms_norm(rng: Rng) -> Iterator[Case]:
             yield Case(f"[{rows}, {width}]", [normal(rng, rows, width), normal32(rng, width)], {"eps": 1e-5})
     yield Case("per head", [normal(rng, 5, 3, 64), normal32(rng, 64)], {"eps": 1e-6})
     yield Case("no weight", [normal(rng, 4, 33), None], {"eps": 1e-6})
+    yield Case("wide", [normal(rng, 2, WIDE), normal32(rng, WIDE)], {"eps": 1e-6})
     for size in SIZES:
         args = [_times(normal(rng, 5, 64), size), normal32(rng, 64)]
         yield Case(f"values of about {size}", args, {"eps": 1e-5})
@@ -63,6 +64,9 @@ def _layer_norm(rng: Rng) -> Iterator[Case]:
             args = [normal(rng, rows, width), normal32(rng, width), normal32(rng, width)]
             yield Case(f"[{rows}, {width}]", args, {"eps": 1e-5})
     yield Case("no weight, no bias", [normal(rng, 4, 33), None, None], {"eps": 1e-5})
+    yield Case("wide", [normal(rng, 2, WIDE), normal32(rng, WIDE), normal32(rng, WIDE)], {"eps": 1e-5})
+    far = normal(rng, 5, 64)
+    yield Case("a mean far from 0", [replace(far, array=far.array + np.float32(50)), None, None], {"eps": 1e-5})
     for size in SIZES:
         yield Case(f"values of about {size}", [_times(normal(rng, 5, 64), size), None, None], {"eps": 1e-5})
 
@@ -81,6 +85,14 @@ def _rotary_angles(rng: Rng) -> Iterator[Case]:
     yield Case("two variants", [whole([5, 4000, 9]), tables, factors, whole([1, 0, 1])], exact_inputs=True)
 
 
+def _rotary_axes(rng: Rng) -> Iterator[Case]:
+    inv_freq = (1e4 ** (-np.arange(16, dtype=np.float32) / 16)).astype(np.float32)
+    places = whole([[5, 70, 3], [9, 2, 400]])
+    for what, axes in (("in runs", (0,) * 4 + (1,) * 6 + (2,) * 6), ("interleaved", (0, 1, 2, 1) * 4)):
+        args = [places, Value("float32", inv_freq[None]), Value("float32", np.ones(1, np.float32))]
+        yield Case(f"three axes {what}", args, {"axes": axes}, exact_inputs=True)
+
+
 def _rope(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
         for heads, head_dim, rotary_dim in ((1, 16, 16), (3, 64, 64), (4, 80, 32)):
@@ -89,6 +101,8 @@ def _rope(rng: Rng) -> Iterator[Case]:
             for interleaved in (False, True):
                 what = f"[{rows}, {heads}, {head_dim}] rotary {rotary_dim} interleaved {interleaved}"
                 yield Case(what, [normal(rng, rows, heads, head_dim), *turns], {"interleaved": interleaved})
+    turns = [Value("float32", rng.standard_normal((2, 8)).astype(np.float32)) for _ in range(2)]
+    yield Case("37 heads", [normal(rng, 2, 37, 16), *turns])
 
 
 def _pairwise(rng: Rng) -> Iterator[Case]:
@@ -109,6 +123,9 @@ def _activations(columns: int, rng: Rng) -> Iterator[Case]:
             for width in WIDTHS:
                 what = f"{activation} [{rows}, {columns * width}]"
                 yield Case(what, [normal(rng, rows, columns * width)], {"activation": activation})
+        yield Case(f"{activation}, wide", [normal(rng, 2, columns * WIDE)], {"activation": activation})
+        far = _times(normal(rng, 3, columns * 64), 2 if activation == "relu2" else 40)
+        yield Case(f"{activation} far from 0", [far], {"activation": activation})
 
 
 def _split(rng: Rng) -> Iterator[Case]:
@@ -129,6 +146,8 @@ def _merge_heads(rng: Rng) -> Iterator[Case]:
 def _gather(rng: Rng) -> Iterator[Case]:
     for count in ROWS:
         yield Case(f"{count} of 9 rows", [normal(rng, 9, 65), whole(rng.integers(0, 9, count))])
+    yield Case("wide rows", [normal(rng, 3, WIDE), whole([2, 0])])
+    yield Case("rows of heads", [normal(rng, 9, 3, 16), whole([8, 1, 1, 0])])
 
 
 def _gate(rng: Rng) -> Iterator[Case]:
@@ -193,70 +212,6 @@ def _route_experts(rng: Rng) -> Iterator[Case]:
             yield Case(f"{what}, {rows} tokens", [logits, *more], kwargs, exact_inputs=True)
 
 
-def _cast(rng: Rng) -> Iterator[Case]:
-    for rows in ROWS:
-        yield Case(f"{rows} rows", [normal(rng, rows, 33)], {"dtype": "float32"})
-
-
-def _apply_token_mask(rng: Rng) -> Iterator[Case]:
-    for rows in ROWS[1:]:
-        for vocab_size in (31, 32, 1000):
-            words = rng.integers(-(2**31), 2**31, (rows, -(-vocab_size // 32)))
-            yield Case(f"[{rows}, {vocab_size}]", [normal32(rng, rows, vocab_size), whole(words)])
-
-
-def _add_logit_bias(rng: Rng) -> Iterator[Case]:
-    values = Value("float32", np.array([2.5, -np.inf, -1.0, 0.5], np.float32))
-    yield Case("bias and ban", [normal32(rng, 3, 97), whole([0, 0, 2, 2]), whole([96, 3, 0, 1]), values])
-    none = [whole([]), whole([]), Value("float32", np.zeros(0, np.float32))]
-    yield Case("nothing", [normal32(rng, 3, 97), *none])
-
-
-def _apply_penalties(rng: Rng) -> Iterator[Case]:
-    rows, tokens, counts = [0, 0, 1, 2, 2], [5, 96, 0, 5, 6], [0, 3, 1, 2, 0]
-    strengths = [np.array(values, np.float32) for values in ([1.3, 1.0, 0.8], [0.5, -0.5, 0.0], [0.2, 0.0, -1.0])]
-    args = [normal32(rng, 3, 97), *map(whole, (rows, tokens, counts)), *(Value("float32", s) for s in strengths)]
-    yield Case("three rows", args)
-
-
-def _logprobs(rng: Rng) -> Iterator[Case]:
-    for rows in ROWS:
-        for num_logprobs in (0, 1, 20):
-            args = [normal32(rng, rows, 301), whole(rng.integers(0, 301, rows))]
-            yield Case(f"[{rows}, 301] top {num_logprobs}", args, {"num_logprobs": num_logprobs})
-
-
-def _sample(rng: Rng) -> Iterator[Case]:
-    rows, vocab_size = 40, 1009
-    logits = rng.standard_normal((rows, vocab_size)).astype(np.float32) * 3
-    logits[0] = 0.0  # all equal: the lowest token id wins
-    base = [Value("float32", logits), whole(rng.integers(-(2**31), 2**31, rows)), whole(np.arange(rows) * 37)]
-    warm = np.linspace(0, 2, rows, dtype=np.float32)
-    top_k = np.array([0, 1, 5, vocab_size] * 10)
-    top_p = np.tile(np.array([1.0, 0.9, 0.5, 0.01], np.float32), 10)
-    min_p = np.tile(np.array([0.0, 0.05, 0.5, 1.0], np.float32), 10)
-    yield Case("greedy", [*base, None, None, None, None], exact_inputs=True)
-    yield Case("temperature", [*base, Value("float32", warm), None, None, None], exact_inputs=True)
-    for name, arguments in (
-        ("top_k", [whole(top_k), None, None]),
-        ("top_p", [None, Value("float32", top_p), None]),
-        ("min_p", [None, None, Value("float32", min_p)]),
-        ("all", [whole(top_k), Value("float32", top_p[::-1].copy()), Value("float32", min_p)]),
-    ):
-        yield Case(name, [*base, Value("float32", warm), *arguments], exact_inputs=True)
-    # Few different values: which of equal tokens are kept is decided by their order. Probabilities are whole 1/64ths,
-    # so that sums are exact in any order.
-    tied = np.log(np.array([16, 16, 8, 8, 8, 2, 2, 1, 1, 1, 1], np.float32))
-    ties = [Value("float32", np.tile(tied, (rows, 1))), *base[1:], Value("float32", np.ones(rows, np.float32))]
-    limits = np.tile(np.array([0.2, 0.3, 0.4, 0.6, 0.7], np.float32), 8)
-    yield Case("top_k of equal tokens", [*ties, whole([1, 3, 4, 6, 9] * 8), None, None], exact_inputs=True)
-    yield Case("top_p of equal tokens", [*ties, None, Value("float32", limits), None], exact_inputs=True)
-
-
-def _recall_tokens(rng: Rng) -> Iterator[Case]:
-    yield Case("mixed", [whole([4, -1, 7, -1]), whole([10, 11, 12]), whole([0, 2, 1, 0])])
-
-
 def _encoder_attention(rng: Rng) -> Iterator[Case]:
     for heads, kv_heads, lengths in ((2, 2, (1,)), (4, 2, (7, 0, 70)), (3, 1, (33, 1, 2))):
         tokens, starts = sum(lengths), whole(np.cumsum([0, *lengths]))
@@ -268,8 +223,12 @@ def _encoder_attention(rng: Rng) -> Iterator[Case]:
         ]
         for window in (0, 1, 5):
             yield Case(f"{lengths} tokens, window {window}", arrays, {"scale": 0.25, "window": window})
-
         yield Case(f"{lengths} tokens, bias", [*arrays, normal32(rng, 32, heads)], {"scale": 0.25})
+        yield Case(
+            f"{lengths} tokens, softcap", arrays, {"scale": 0.25, "softcap": 1.5, "max_query_len": max(lengths)}
+        )
+        large = [_times(arrays[0], 40), *arrays[1:]]
+        yield Case(f"{lengths} tokens, large scores", large, {"scale": 1.0, "max_query_len": max(lengths)})
 
 
 def _stack_rows(rng: Rng) -> Iterator[Case]:
@@ -311,7 +270,6 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "xielu": _xielu,
     "mul": _mul,
     "clamp": _clamp,
-    "cast": _cast,
     "encoder_attention": _encoder_attention,
     "mean_rows": _mean_rows,
     "stack_rows": _stack_rows,
@@ -325,12 +283,12 @@ _FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rotary_angles": _rotary_angles,
     "log_growth": _log_growth,
     "route_experts": _route_experts,
-    "apply_token_mask": _apply_token_mask,
-    "add_logit_bias": _add_logit_bias,
-    "apply_penalties": _apply_penalties,
-    "logprobs": _logprobs,
-    "sample": _sample,
-    "recall_tokens": _recall_tokens,
+    "apply_token_mask": sampling_cases.apply_token_mask,
+    "add_logit_bias": sampling_cases.add_logit_bias,
+    "apply_penalties": sampling_cases.apply_penalties,
+    "logprobs": sampling_cases.logprobs,
+    "sample": sampling_cases.sample,
+    "recall_tokens": sampling_cases.recall_tokens,
 }
 """Ops that take float32 or int32 only, whatever the model's dtype."""
 
@@ -481,6 +439,27 @@ def _check_linear(dtype: str, subject: Subject) -> str:
     return f"{count} cases, worst error {worst:.1e}"
 
 
+def _check_long_sums(dtype: str, subject: Subject) -> str:
+    need_definitions()
+    import torch
+
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    columns = 4096
+    tensor = _host_tensor(rng, 33, columns, "float32")
+    tensor = replace(tensor, data=np.abs(tensor.data) * np.float32(8))
+    weight = ops.pack_linear([tensor], dtype=dtype, device=subject.place)
+    worst = 0.0
+    for num_tokens in (1, 40):
+        x = to_array(ops, Value("activation", rng.random((num_tokens, columns), np.float32)), dtype)
+        expected = wide_copy(ops, x, torch.float64) @ _rounded([tensor], dtype).T
+        # Of numbers of one sign no error cancels, so sums can be held to what a result's own rounding leaves.
+        allowed = {"float32": 1e-11, "float16": 2e-7, "bfloat16": 2e-5}[dtype]
+        worst = max(
+            worst, compare(to_numpy(ops, ops.linear(x, weight)), expected.numpy(), allowed, f"{num_tokens} tokens")
+        )
+    return f"sums of {columns}, worst error {worst:.1e}"
+
+
 def _check_embedding(dtype: str, subject: Subject) -> str:
     need_definitions()
     import torch
@@ -491,6 +470,7 @@ def _check_embedding(dtype: str, subject: Subject) -> str:
         weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
         for num_tokens in ROWS:
             token_ids = rng.integers(0, 77, num_tokens).astype(np.int32)
+            token_ids[:1], token_ids[1:2] = 76, 0
             result = to_numpy(ops, ops.embedding(ops.to_device(token_ids), weight))
             expected = _rounded(tensors, dtype)[torch.from_numpy(token_ids).long()]
             compare(result, expected.numpy(), TOLERANCE[dtype], f"{stored}, {num_tokens} tokens")
@@ -505,6 +485,56 @@ def _check_concat(dtype: str, subject: Subject) -> str:
             want = np.concatenate([to_numpy(ops, part) for part in parts], -1)
             compare(to_numpy(ops, ops.concat(parts)), want, 0.0, f"{shapes}")
     return f"{2 * len(ROWS)} cases"
+
+
+def _check_slices(dtype: str, subject: Subject) -> str:
+    """The parts of a split may be views, whose rows lie apart."""
+    need_definitions()
+    import torch
+
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    tensor = _host_tensor(rng, 24, 64, "float32")
+    weight = ops.pack_linear([tensor], dtype=dtype, device=subject.place)
+    exact, scales = _rounded([tensor], dtype), normal32(rng, 64)
+    turns = [Value("float32", rng.standard_normal((9, 8)).astype(np.float32)) for _ in range(2)]
+    x = to_array(ops, normal(rng, 9, 7 + 64 + 64), dtype)
+    _, first, second = ops.split(x, (7, 64, 64))
+    heads = ops.split_heads(second, head_dim=16)
+    wide_first, wide_second, wide_heads = (wide_copy(ops, part, torch.float64) for part in (first, second, heads))
+    scale, *angles = (to_array(ops, value, dtype) for value in (scales, *turns))
+    wide_scale, *wide_angles = (wide_copy(ops, array, torch.float64) for array in (scale, *angles))
+    picked = ops.to_device(np.array([8, 0, 3], np.int32))
+    for what, got, want in (
+        ("linear", ops.linear(second, weight), OpTable.linear(wide_second, exact)),
+        ("rms_norm", ops.rms_norm(second, scale, eps=1e-5), OpTable.rms_norm(wide_second, wide_scale, eps=1e-5)),
+        ("rope", ops.rope(heads, *angles), OpTable.rope(wide_heads, *wide_angles)),
+        ("act_mul", ops.act_mul(second, activation="silu"), OpTable.act_mul(wide_second, activation="silu")),
+        ("add", ops.add(first, second), wide_first + wide_second),
+        ("gather", ops.gather(second, picked), wide_second[[8, 0, 3]]),
+        ("concat", ops.concat((second, first)), torch.cat((wide_second, wide_first), -1)),
+        ("merge_heads", ops.merge_heads(heads), wide_second),
+    ):
+        compare(to_numpy(ops, got), want.numpy(), TOLERANCE[dtype], f"{what} of a slice")
+    return "8 ops"
+
+
+def _check_cast(dtype: str, subject: Subject) -> str:
+    """Narrower numbers are the nearest, halves to even; wider ones are the same."""
+    need_definitions()
+    import torch
+
+    ops, rng = subject.ops(dtype), np.random.default_rng(0)
+    halves = (
+        1 + np.arange(1, 64, 2, dtype=np.float32) / 2**12 if dtype == "float16" else 1 + np.arange(1, 64, 2) / 2**9
+    )
+    for rows in ROWS:
+        values = rng.standard_normal((rows, 32)).astype(np.float32)
+        values[: rows // 2] = halves
+        narrow = ops.cast(ops.to_device(values), dtype=dtype)
+        want = torch.from_numpy(values).to(getattr(torch, dtype)).float().numpy()
+        if not np.array_equal(to_numpy(ops, narrow), want):
+            raise Failed(f"{rows} rows of float32 as {dtype} are not the nearest numbers")
+    return f"{len(ROWS)} cases, equal"
 
 
 def _check_upload(dtype: str, subject: Subject) -> str:
@@ -543,10 +573,18 @@ def _register() -> None:
             add_check(f"ops.{op}.{dtype}", f"{op} against its definition", partial(_check_op, op, dtype, cases))
     for op, cases in _FLOAT32.items():
         add_check(f"ops.{op}", f"{op} against its definition", partial(_check_op, op, "float32", cases))
+    meaning = "rotary_angles of positions along several axes against its definition"
+    add_check("ops.rotary_axes", meaning, partial(_check_op, "rotary_angles", "float32", _rotary_axes))
     for dtype in DTYPES:
         meaning = "packed weights of each stored dtype and `--quantize` scheme, stacked parts, bias, against float64"
         add_check(f"ops.linear.{dtype}", meaning, partial(_check_linear, dtype))
+        meaning = "products whose sums of 4096 numbers of one sign a narrow sum would lose, against float64"
+        add_check(f"ops.long_sums.{dtype}", meaning, partial(_check_long_sums, dtype))
         add_check(f"ops.embedding.{dtype}", "rows of a packed weight", partial(_check_embedding, dtype))
+        add_check(
+            f"ops.slices.{dtype}", "ops on parts of a split, whose rows may lie apart", partial(_check_slices, dtype)
+        )
+        add_check(f"ops.cast.{dtype}", "float32 rounded to the nearest number", partial(_check_cast, dtype))
         add_check(f"ops.concat.{dtype}", "arrays joined along the last axis", partial(_check_concat, dtype))
         add_check(f"ops.upload.{dtype}", "a vector on the device in another dtype", partial(_check_upload, dtype))
     add_check("ops.transfer", "arrays there and back; the caller's memory may be reused at once", _check_transfer)

@@ -1,7 +1,7 @@
 """The list of checks, and what a check is given: a device under test and the reference it is compared with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 
@@ -37,7 +37,7 @@ class Subject:
         self.device = device
         self.place = place_of(device)
         self.plugins = plugins
-        self._ops: dict[str, OpTable] = {}
+        self._ops: dict[tuple[str, str, int], OpTable] = {}
         self._runners: list[Runner] = []
 
     @cached_property
@@ -65,16 +65,18 @@ class Subject:
         if feature and feature not in self.device.caps.features:
             raise NotSupported(f"the device has no {feature}")
 
-    def ops(self, dtype: str) -> OpTable:
+    def ops(self, dtype: str, *, kv_dtype: str = "", block_size: int = 0) -> OpTable:
         """The ops that a model in `dtype` would run on. Raises NotSupported if there is no table of ops."""
         self.need(dtype=dtype)
-        if dtype not in self._ops:
-            runner = self.device.runner(tiny_config(tiny_spec(), dtype=dtype, block_size=self.block_size))
+        key = dtype, kv_dtype, block_size or self.block_size
+        if key not in self._ops:
+            config = tiny_config(tiny_spec(), dtype=dtype, block_size=key[2])
+            runner = self.device.runner(replace(config, kv_dtype=kv_dtype))
             self._runners.append(runner)
             if runner.ops is None:
                 raise NotSupported("its runner brings everything itself; there is no table of ops")
-            self._ops[dtype] = runner.ops
-        return self._ops[dtype]
+            self._ops[key] = runner.ops
+        return self._ops[key]
 
     def runner(
         self, spec: ModelSpec, *, dtype: str = "float32", params: Weights = dummy_weights

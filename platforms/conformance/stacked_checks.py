@@ -20,8 +20,10 @@ EXPERTS: tuple[dict[str, Any], ...] = (
     {"bias": True, "clamp": 0.7},
     {"scale_input": True},
     {"partial": True, "bias": True},
+    {"gated": False, "activation": "relu2"},
+    {"many": True},
 )
-"""What mixtures may ask for: keywords of the op, and biases."""
+"""What mixtures may ask for: keywords of the op, biases, and more tokens than a tile of one expert holds."""
 
 
 def _stacked(rng: Rng, count: int, rows: int, columns: int) -> tuple[HostTensor, HostArray]:
@@ -39,14 +41,15 @@ def _check_experts(dtype: str, subject: Subject) -> str:
     num_experts, hidden, size, per_token = 6, 40, 24, 2
     worst, count = 0.0, 0
     for options in EXPERTS:
-        kwargs = {name: value for name, value in options.items() if name != "bias"}
+        kwargs = {name: value for name, value in options.items() if name not in ("bias", "many")}
         packed, exact = [], []
-        for rows, columns in ((2 * size, hidden), (hidden, size)):
+        inner = size if options.get("gated") is False else 2 * size
+        for rows, columns in ((inner, hidden), (hidden, size)):
             tensor, values = _stacked(rng, num_experts, rows, columns)
             packed.append(ops.pack_stacked([tensor], num_stacked=num_experts, dtype=dtype, device=subject.place))
             exact.append(torch.from_numpy(values).to(getattr(torch, dtype)).double())
         biases = [normal32(rng, num_experts * n) for n in (2 * size, hidden)] if options.get("bias") else []
-        for num_tokens in (0, 1, 5, 33):
+        for num_tokens in (0, 1, 5, 33) if not options.get("many") else (150,):
             chosen = np.argsort(rng.random((num_tokens, num_experts)), -1)[:, :per_token]
             chosen[: num_tokens // 2] = (5, 0)  # most tokens on two experts, some experts without any
             if options.get("partial"):

@@ -15,6 +15,8 @@ from headrace.core.weights.source import LoadedParam, ParamSource
 
 Rng = np.random.Generator
 HostArray = npt.NDArray[Any]
+ROWS = (0, 1, 3, 17, 130)
+"""Token counts: none, one, odd, across a vector's end, large."""
 
 
 @dataclass(frozen=True, slots=True)

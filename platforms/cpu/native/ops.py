@@ -246,7 +246,7 @@ class _Call:
 
     def __init__(self, op: str, dtype: str) -> None:
         self.tracer = Tracer(dtype)
-        self._num_values = _NUM_VALUES[op]
+        self._op, self._num_values = op, _NUM_VALUES[op]
         self._fields = iter(_INPUTS.get(op, ()))
         self._weights: dict[str, _ops.PackedWeight] = {}
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
@@ -280,7 +280,9 @@ class _Call:
         if argument.dtype == np.int32 and len(self._loaded) < self._num_values:
             return self._load(argument)
         if argument.dtype == np.int32:
-            field = next(self._fields)
+            field = next(self._fields, "")
+            if not field:
+                raise Unsupported(f"op {self._op} has no native form with one of its arrays")
             self._batch[field] = argument
             return InputRef(field=field, rows="logits", cols=argument.shape[1] if argument.ndim == 2 else 0)
         if len(self._loaded) < self._num_values and argument.ndim > 1:

@@ -48,6 +48,8 @@ def apply_penalties(
 ) -> Floats:
     """As the declaration says; returns a new array."""
     edited = logits.copy()
+    is_row = rows >= 0
+    rows, tokens, counts = rows[is_row], tokens[is_row], counts[is_row]
     value, rep = edited[rows, tokens], repetition[rows]
     value = np.where(value > 0, value / rep, value * rep)
     edited[rows, tokens] = value - frequency[rows] * counts - presence[rows] * (counts > 0)
