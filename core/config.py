@@ -157,6 +157,9 @@ class ServerConfig:
     drain_timeout_s: int = option(30, "seconds that running requests get after SIGTERM", cli=True)
     max_body_bytes: int = option(32 * 1024**2, "bytes that the body of a request may have")
     allow_remote_media: bool = option(False, "fetch images at http(s) addresses that requests name")
+    allow_private_media: bool = option(
+        False, "fetch them from this machine and private networks, too, which whoever sends requests can then look at"
+    )
     max_images: int = option(32, "images that one request may bring")
     max_image_bytes: int = option(20 * 1024**2, "bytes that the file of an image may have")
     max_image_pixels: int = option(64 * 1024**2, "pixels that an image may have")

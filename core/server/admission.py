@@ -6,7 +6,7 @@ from collections import Counter, deque
 
 from ..config import ServerConfig
 from .api_errors import ApiError
-from .generation import Generation
+from .generation import Completion, Generation
 
 _HISTORY = 64
 """First tokens that the speed of the queue is measured over."""
@@ -14,9 +14,11 @@ _MAX_RETRY_S = 120
 
 
 class Admission:
-    """Owns the requests that no engine has yet, a queue for each key, and counts those without a first token.
+    """Owns the completions that no engine has yet, a queue of requests for each key, and counts the requests that
+    have no first token.
 
-    The key with the fewest completions in the engine is next, among equals the one that came first. With
+    The key with the fewest completions in the engine is next, among equals the one whose request came first. A
+    request with many completions is handed out one by one, so that it does not hold up other keys. With
     `by_priority` the smallest priority is first, whatever the key.
     """
 
@@ -25,7 +27,9 @@ class Admission:
         self._num_keys = num_keys
         self._by_priority = by_priority
         self._queues: dict[str, list[Generation]] = {}
-        self._in_engine: Counter[str] = Counter()
+        self._num_taken: dict[Generation, int] = {}  # of each request that is in a queue
+        self._in_engine: set[Completion] = set()
+        self._in_engine_of_key: Counter[str] = Counter()
         self._waiting: dict[Generation, int] = {}
         self._waiting_of_key: Counter[str] = Counter()
         self._started: deque[float] = deque(maxlen=_HISTORY)
@@ -39,7 +43,7 @@ class Admission:
     @property
     def num_queued(self) -> int:
         """Completions that no engine has yet."""
-        return sum(len(generation.completions) for queue in self._queues.values() for generation in queue)
+        return sum(len(generation.completions) - taken for generation, taken in self._num_taken.items())
 
     def check(self, key: str, num_tokens: int) -> None:
         """Raise ApiError 429 with Retry-After if there is no room for a request of so many prompt tokens."""
@@ -57,42 +61,51 @@ class Admission:
         self._queues.setdefault(generation.key, []).append(generation)
         if self._by_priority:
             self._queues[generation.key].sort(key=_rank)
+        self._num_taken[generation] = 0
         tokens = generation.num_prompt_tokens
         self._waiting[generation] = tokens
         self._waiting_of_key[generation.key] += 1
         self.num_waiting_tokens += tokens
 
-    def pop(self) -> Generation | None:
-        """The next request for the engine, or None."""
+    def pop(self) -> Completion | None:
+        """The next completion for the engine, or None."""
         if not self._queues:
             return None
         if self._by_priority:
             key = min(self._queues, key=lambda key: _rank(self._queues[key][0]))
         else:
-            key = min(self._queues, key=lambda key: (self._in_engine[key], self._queues[key][0].arrival_s))
-        generation = self._queues[key].pop(0)
-        if not self._queues[key]:
-            del self._queues[key]
-        self._in_engine[key] += len(generation.completions)
-        return generation
+            key = min(self._queues, key=lambda key: (self._in_engine_of_key[key], self._queues[key][0].arrival_s))
+        generation = self._queues[key][0]
+        completion = generation.completions[self._num_taken[generation]]
+        self._num_taken[generation] += 1
+        if self._num_taken[generation] == len(generation.completions):
+            self._leave_queue(generation)
+        self._in_engine.add(completion)
+        self._in_engine_of_key[key] += 1
+        return completion
 
     def started(self, generation: Generation) -> None:
         """A request's first token came."""
         if self._forget(generation):
             self._started.append(time.monotonic())
 
+    def completed(self, completion: Completion) -> None:
+        """A completion has left the engine."""
+        if completion not in self._in_engine:
+            return
+        self._in_engine.remove(completion)
+        key = completion.generation.key
+        self._in_engine_of_key[key] -= 1
+        if not self._in_engine_of_key[key]:
+            del self._in_engine_of_key[key]
+
     def ended(self, generation: Generation) -> None:
         """A request is done, wherever it was."""
         self._forget(generation)
-        queue = self._queues.get(generation.key, [])
-        if generation in queue:
-            queue.remove(generation)
-            if not queue:
-                del self._queues[generation.key]
-            return
-        self._in_engine[generation.key] -= len(generation.completions)
-        if self._in_engine[generation.key] <= 0:
-            del self._in_engine[generation.key]
+        for completion in generation.completions:
+            self.completed(completion)
+        if generation in self._num_taken:
+            self._leave_queue(generation)
 
     def retry_after_s(self) -> int:
         """When it is worth trying again: an eighth of the queue has then moved, at the speed it has now."""
@@ -101,6 +114,13 @@ class Admission:
         elapsed_s = max(1e-3, time.monotonic() - self._started[0])
         wait_s = max(1.0, self.num_waiting / 8) * elapsed_s / len(self._started)
         return max(1, min(_MAX_RETRY_S, math.ceil(wait_s)))
+
+    def _leave_queue(self, generation: Generation) -> None:
+        del self._num_taken[generation]
+        queue = self._queues[generation.key]
+        queue.remove(generation)
+        if not queue:
+            del self._queues[generation.key]
 
     def _forget(self, generation: Generation) -> bool:
         tokens = self._waiting.pop(generation, None)

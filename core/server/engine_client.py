@@ -25,6 +25,8 @@ State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 _MAX_FAILED_STARTS = 3
 """Restarts in a row that may fail before the server gives up."""
 _STOP_TIMEOUT_S = 10.0
+_PROBE_S = 5.0
+"""An idle engine is asked so often whether it is there."""
 
 
 class EngineClient:
@@ -46,7 +48,8 @@ class EngineClient:
         self._metrics = metrics
         self._on_done = on_done
         self._options = {k: v for k, v in config.to_options().items() if not hasattr(config.server, k)}
-        self._window = config.scheduler.max_num_seqs + max(2, config.scheduler.max_num_seqs // 4)
+        # What is sent ahead of a free slot waits in the engine, where no other key can overtake it.
+        self._window = config.scheduler.max_num_seqs + (config.scheduler.max_num_seqs + 2) // 4
         self._generations: set[Generation] = set()
         self._in_engine: dict[str, Completion] = {}
         self._quarantine = Quarantine()
@@ -54,6 +57,7 @@ class EngineClient:
         self._ready: asyncio.Future[Ready] | None = None
         self._num_failed_starts = 0
         self._last_step_s = time.monotonic()
+        self._probed_s: float | None = None  # when an idle engine was asked for a step that has not come
         self._restarting: asyncio.Task[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._stalled: EngineLink | None = None  # whose process was killed, as it made no step
@@ -127,19 +131,25 @@ class EngineClient:
             self._link.send(Watch(is_on=is_on))
 
     def stalled_s(self) -> float:
-        """For how long a busy engine has not made a step, in seconds; 0 if it is idle or loading."""
-        if self.state != "ready" or not self._in_engine:
+        """For how long the engine has not made a step that it should have, in seconds; 0 while it is loading."""
+        since_s = self._last_step_s if self._in_engine else self._probed_s
+        if self.state != "ready" or since_s is None:
             return 0.0
-        return time.monotonic() - self._last_step_s
+        return time.monotonic() - since_s
 
     def _watch_steps(self) -> None:
-        """Kill a process that is busy and makes no step; what follows is as after a crash."""
+        """Kill a process that makes no step; what follows is as after a crash. An idle one is asked for a step."""
         limit_s, stalled_s = self.config.server.stall_restart_s, self.stalled_s()
         if stalled_s >= limit_s and self._stalled is not self._link:
             self._stalled = self._link
             logger.error("the engine is stalled", extra={"fields": {"seconds": round(stalled_s, 1), "pid": self.pid}})
             self._link.end_process()
-        self._watch = asyncio.get_running_loop().call_later(min(1.0, limit_s / 4), self._watch_steps)
+        interval_s = min(_PROBE_S, self.config.server.stall_timeout_s / 4)
+        is_due = time.monotonic() - self._last_step_s >= interval_s
+        if self.state == "ready" and not self._in_engine and self._probed_s is None and is_due:
+            self._probed_s = time.monotonic()
+            self._link.send(Abort(request_ids=[]))
+        self._watch = asyncio.get_running_loop().call_later(min(1.0, interval_s, limit_s / 4), self._watch_steps)
 
     # ---- work to the engine -----------------------------------------------------------------------------------
     def _dispatch(self) -> None:
@@ -147,15 +157,14 @@ class EngineClient:
         if self.state != "ready" or self._quarantine.is_active:
             return
         while len(self._in_engine) < self._window:
-            generation = self.admission.pop()
-            if generation is None:
+            completion = self.admission.pop()
+            if completion is None:
                 return
-            for completion in generation.completions:
-                self._send(completion)
+            self._send(completion)
 
     def _send(self, completion: Completion) -> None:
         if not self._in_engine:
-            self._last_step_s = time.monotonic()
+            self._last_step_s = time.monotonic() if self._probed_s is None else self._probed_s
         completion.is_sent = True
         self._in_engine[completion.request_id] = completion
         self._link.send(
@@ -183,6 +192,7 @@ class EngineClient:
             self.state = "ready"
             self._num_failed_starts = 0
             self._last_step_s = time.monotonic()
+            self._probed_s = None
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message)
             if self._is_watched:
@@ -195,6 +205,7 @@ class EngineClient:
 
     def _on_step(self, frame: StepFrame) -> None:
         now_s = self._last_step_s = time.monotonic()
+        self._probed_s = None
         self.stats = frame.stats
         self._metrics.stepped(sum(len(output.token_ids) for output in frame.outputs))
         for request_id in frame.accepted:
@@ -222,6 +233,7 @@ class EngineClient:
         if output.finish_reason is not None:
             completion.is_finished = True
             del self._in_engine[completion.request_id]
+            self.admission.completed(completion)
         if completion.suspect_until >= 0:
             self._progressed(completion)
         generation.push(completion, output, now_s)

@@ -127,8 +127,8 @@ class Generation:
         return self.done_s is not None
 
     async def wait_accepted(self) -> None:
-        """Until the engine took all completions, or the first change. Raises what went wrong."""
-        while self._accepted < len(self.completions) and not self._pending and not self.is_done:
+        """Until the engine took all completions that it was sent, or the first change. Raises what went wrong."""
+        while not self._is_accepted() and not self._pending and not self.is_done:
             await self._wait()
         if self.failure is not None:
             raise self.failure
@@ -193,6 +193,9 @@ class Generation:
         for action in self._at_end:
             action()
         self._on_done(self)
+
+    def _is_accepted(self) -> bool:
+        return self._accepted >= max(1, sum(completion.is_sent for completion in self.completions))
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -18,6 +18,9 @@ DONE = b"data: [DONE]\n\n"
 ABORT = "headrace.abort"
 """The extension of the ASGI scope under which the connection's abort() can be called."""
 PING = b": ping\n\n"
+_BODY_S = 60.0
+_LEAST_BYTES_PER_S = 8192
+"""A body has a minute, and longer for what has come of it at this speed."""
 _DRAIN_BYTES = 512 * 1024**2
 _DRAIN_S = 20.0
 """Of a body that is too large so much is read and thrown away, so that the client gets to read the answer."""
@@ -51,23 +54,30 @@ def invalid_fields(error: msgspec.ValidationError) -> ApiError:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises ApiError 413 for a larger one, or ClientGone."""
+    """The whole body. Raises ApiError 413 for a larger one, 408 for one that comes too slowly, or ClientGone."""
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(int(length), max_bytes)
     chunks: list[bytes] = []
     size = 0
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(size, max_bytes)
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            return b"".join(chunks)
+    started_s = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(started_s + _BODY_S) as deadline:
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(size, max_bytes)
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+                deadline.reschedule(started_s + _BODY_S + size / _LEAST_BYTES_PER_S)
+    except TimeoutError:
+        reason = f"only {size} bytes of the body came in {asyncio.get_running_loop().time() - started_s:.0f} s"
+        raise ApiError(408, reason, code="body_timeout", headers={"Connection": "close"}) from None
 
 
 def _too_large(size: int, max_bytes: int) -> ApiError:

@@ -21,21 +21,34 @@ T = TypeVar("T")
 
 _INLINE_CHARS = 4000
 """Texts up to this length (about 1 ms) are tokenized at once: a thread's round trip costs more."""
+_LONG_CHARS = 2**20
+"""Texts up to this length are tokenized in any case; unknown words may make tokens longer than the vocabulary's."""
+_CHARS_OF_A_CALL = 40
+"""What it costs to tokenize an empty text, in characters."""
 _NUM_THREADS = 2
+_NUM_IMAGE_THREADS = 4
 
 
 class Prompts:
     """Owns tokenizer and chat template of the model that is served."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, chat_template: str, model_name: str, images: ImageReader | None = None
+        self,
+        tokenizer: Tokenizer | None,
+        chat_template: str,
+        model_name: str,
+        images: ImageReader | None = None,
+        max_model_len: int = 0,
     ) -> None:
         """chat_template: path of a file, "" for the model's own. images: of a model that reads them. Raises
         ModelError."""
         self._images = images
+        self._max_model_len = max_model_len
         self._tokenizer = tokenizer
         self._model_name = model_name
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="prompts")
+        # Others' servers are slow at times: no text waits behind an image that is being fetched.
+        self._image_threads = ThreadPoolExecutor(_NUM_IMAGE_THREADS, thread_name_prefix="images")
         self._template: ChatTemplate | None = None
         source: Any = tokenizer.chat_template if tokenizer is not None else None
         if chat_template:
@@ -71,8 +84,30 @@ class Prompts:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text."""
+        (token_ids,) = await self.encode_all([text], add_special_tokens=add_special_tokens)
+        return token_ids
+
+    async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text."""
+        if not texts:
+            return []
         tokenizer = self.tokenizer
-        return await self.run(lambda: tokenizer.encode(text, add_special_tokens), is_short=len(text) <= _INLINE_CHARS)
+        for text in texts:
+            self.check_length(text)
+        return await self.run(
+            lambda: [tokenizer.encode(text, add_special_tokens) for text in texts],
+            is_short=sum(len(text) + _CHARS_OF_A_CALL for text in texts) <= _INLINE_CHARS,
+        )
+
+    def check_length(self, text: str) -> None:
+        """Raise RequestError for a text that is too long whatever its tokens are: to count those would take the
+        hundredfold of its memory."""
+        if len(text) > _LONG_CHARS and len(text) > self._max_model_len * self.tokenizer.longest_token:
+            raise RequestError(
+                f"the text has {len(text)} characters, which cannot be {self._max_model_len} tokens (max_model_len) "
+                "or fewer",
+                code="context_length_exceeded",
+            )
 
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The prompt that the template makes of a conversation. Raises RequestError."""
@@ -92,10 +127,13 @@ class Prompts:
         self, text: str, sources: Sequence[Any], *, add_special_tokens: bool
     ) -> tuple[list[int], list[ImageInput]]:
         """Token ids of a prompt with room for its images, and these. Raises RequestError."""
+        self.check_length(text)
         images = self._images
         if images is None:
             raise RequestError(f"{self._model_name} reads no images here", code="not_supported")
-        return await self.run(lambda: images.prepare(text, sources, add_special_tokens=add_special_tokens))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._image_threads, lambda: images.prepare(text, sources, add_special_tokens=add_special_tokens)
+        )
 
     async def run(self, work: Callable[[], T], *, is_short: bool = False) -> T:
         """Do something that takes long in a thread, and something short at once."""
@@ -105,7 +143,8 @@ class Prompts:
 
     def close(self) -> None:
         """End the threads."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._image_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def image_limits(config: ServerConfig) -> ImageLimits:
@@ -116,4 +155,5 @@ def image_limits(config: ServerConfig) -> ImageLimits:
         max_pixels=config.max_image_pixels,
         allow_files=False,
         allow_remote=config.allow_remote_media,
+        allow_private=config.allow_private_media,
     )

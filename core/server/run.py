@@ -10,23 +10,19 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from typing import Any, cast
 
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..config import EngineConfig, ServerConfig
 from ..errors import ConfigError, PortBusy
 from .api_errors import ApiError
 from .app import make_app
-from .http import ABORT
+from .connection import Connection
 from .server import Server
 
 logger = logging.getLogger(__name__)
 
-_HEADER_TIMEOUT_S = 60.0
-"""A connection that has not sent a request's headers after this long is closed."""
 _KEEP_ALIVE_S = 65
 _LAST_WORDS_S = 2.0
 """What clients get to read the error when the drain's deadline has passed."""
@@ -173,48 +169,10 @@ class _HttpServer(uvicorn.Server):
         return bool(self.server_state.tasks)
 
 
-class _Protocol(HttpToolsProtocol):
-    """HTTP with a limit on how long headers may take, and errors in the envelope."""
-
-    def connection_made(self, transport: Any) -> None:
-        """Start the clock for the first request's headers."""
-        super().connection_made(transport)
-        self._header_timer = self.loop.call_later(_HEADER_TIMEOUT_S, self._give_up)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop it."""
-        self._header_timer.cancel()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        """Let the application reset the connection; start the clock for later requests."""
-        super().on_message_begin()
-        scope = cast(dict[str, Any], self.scope)
-        scope["extensions"] = {ABORT: self.transport.abort}
-        self._header_timer.cancel()
-        self._header_timer = self.loop.call_later(_HEADER_TIMEOUT_S, self._give_up)
-
-    def on_headers_complete(self) -> None:
-        """The headers are there."""
-        self._header_timer.cancel()
-        super().on_headers_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Not HTTP."""
-        body = ApiError(400, msg, code="invalid_http").body()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[400] + head + body)
-        self.transport.close()
-
-    def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
-
-
 def _uvicorn_config(config: ServerConfig, server: Server) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(server),
-        http=_Protocol,
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,

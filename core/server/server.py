@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 
@@ -121,6 +121,14 @@ class Server:
             message = f"no model {name!r}; this server has {', '.join(self.names)}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
+    def check_count(self, count: int, what: Literal["completions", "texts"]) -> None:
+        """Raise RequestError for more of them than one request may have. To be called before anything is made for
+        each."""
+        if count > _MAX_COMPLETIONS:
+            raise RequestError(
+                f"one request for {count} {what}; {_MAX_COMPLETIONS} are allowed", code=f"too_many_{what}"
+            )
+
     # ---- requests ---------------------------------------------------------------------------------------------
     async def submit(
         self,
@@ -142,11 +150,7 @@ class Server:
         if self.pooling.tasks():
             message = f"{self.model_name} makes vectors, not text"
             raise ApiError(404, message, code="unsupported_by_model")
-        count = len(prompts) * params.n
-        if count > _MAX_COMPLETIONS:
-            raise RequestError(
-                f"one request for {count} completions; {_MAX_COMPLETIONS} are allowed", code="too_many_completions"
-            )
+        self.check_count(len(prompts) * params.n, "completions")
         await self._validate(prompts, params, bool(images))
         sources = encoders or [None] * len(prompts)
         for source in sources:
@@ -178,10 +182,7 @@ class Server:
         self, request: Request, generation_id: str, texts: Sequence[PoolingRequest], *, priority: int = 0
     ) -> Generation:
         """Queue a request for the vectors of texts. Raises RequestError or ApiError."""
-        if len(texts) > _MAX_COMPLETIONS:
-            raise RequestError(
-                f"one request for {len(texts)} texts; {_MAX_COMPLETIONS} are allowed", code="too_many_texts"
-            )
+        self.check_count(len(texts), "texts")
         for text in texts:
             check_prompt(text.token_ids, SamplingParams(max_tokens=0), self.limits)
         generation = self._new_generation(request, generation_id)
@@ -329,7 +330,7 @@ class Server:
         images = None
         if info.reads_images:
             images = read_images(model, tokenizer, image_limits(config.server))
-        self.prompts = Prompts(tokenizer, config.model.chat_template, info.model, images)
+        self.prompts = Prompts(tokenizer, config.model.chat_template, info.model, images, info.max_model_len)
         self.pooling = PoolingTasks(
             name=model.name,
             spec=model.spec,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,11 @@ class Tokenizer:
     def base_vocab_size(self) -> int:
         """Tokens of the vocabulary itself, without those that were added to it later."""
         return int(self.backend.get_vocab_size(with_added_tokens=False))
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters that one token may stand for; a text has at least its length divided by this of tokens."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     @property
     def chat_template(self) -> Mapping[str, str] | None:

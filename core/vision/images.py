@@ -3,9 +3,7 @@
 import base64
 import binascii
 import io
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +23,15 @@ _TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """What a request's images may be. allow_files, allow_remote: paths, and http(s) URLs."""
+    """What a request's images may be. allow_files, allow_remote: paths, and http(s) URLs; allow_private: of machines
+    that the internet does not reach, too."""
 
     max_images: int = 64
     max_bytes: int = 64 * 1024**2
     max_pixels: int = 2**27
     allow_files: bool = True
     allow_remote: bool = True
+    allow_private: bool = True
 
 
 def read_image(source: Any, limits: ImageLimits) -> "Image":
@@ -141,12 +141,12 @@ def _from_data_url(url: str) -> bytes:
 
 
 def _fetch(url: str, limits: ImageLimits) -> bytes:
+    from .fetch import FetchError, fetch
+
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # the scheme was looked at
-            data: bytes = response.read(limits.max_bytes + 1)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+        return fetch(url, max_bytes=limits.max_bytes, timeout_s=_TIMEOUT_S, allow_private=limits.allow_private)
+    except FetchError as error:
         raise _wrong(f"{url[:200]} cannot be fetched: {error}") from error
-    return data
 
 
 def _wrong(reason: str) -> RequestError:

@@ -9,6 +9,7 @@ from ..protocol.chat import ChatRequest
 from ..protocol.common import ResponseFormat, SamplingFields
 from ..protocol.messages import MessagesRequest, PromptFields
 
+_THINKING = ("enabled", "adaptive", "disabled")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -16,6 +17,7 @@ def chat_request(body: PromptFields) -> ChatRequest:
     """The same request as chat's. Raises RequestError."""
     if body.n not in (None, 1):
         raise RequestError("n: one request makes one message", code="unsupported_parameter")
+    _check_ranges(body)
     messages = _messages(body)
     choice = body.tool_choice or {}
     config = body.output_config or {}
@@ -37,6 +39,21 @@ def chat_request(body: PromptFields) -> ChatRequest:
         chat.max_tokens = body.max_tokens
         chat.stop = body.stop_sequences or body.stop
     return chat
+
+
+def _check_ranges(body: PromptFields) -> None:
+    """What Anthropic's protocol lets through less of than chat's."""
+    if body.temperature is not None and not 0 <= body.temperature <= 1:
+        raise _out_of_range(f"temperature must be in [0, 1], got {body.temperature}")
+    if body.thinking is not None and body.thinking.get("type") not in _THINKING:
+        kind = body.thinking.get("type")
+        raise _out_of_range(f"thinking must have the type {', '.join(_THINKING)}, got {kind!r:.100}")
+    if not isinstance(body, MessagesRequest):
+        return
+    if body.max_tokens < 1:
+        raise _out_of_range(f"max_tokens must be at least 1, got {body.max_tokens}")
+    if any(not sequence.strip() for sequence in body.stop_sequences or ()):
+        raise _out_of_range("stop_sequences: each must have a character that is no white space")
 
 
 def _messages(body: PromptFields) -> list[dict[str, Any]]:
@@ -169,6 +186,10 @@ def _response_format(format: Any) -> ResponseFormat | None:
             'output_config.format must be {"type": "json_schema", "schema": ...}', code="invalid_response_format"
         )
     return ResponseFormat(type="json_schema", json_schema={"schema": format["schema"]})
+
+
+def _out_of_range(reason: str) -> RequestError:
+    return RequestError(reason, code="invalid_sampling_params")
 
 
 def _wrong(reason: str) -> RequestError:

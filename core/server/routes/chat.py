@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...errors import RequestError
+from ..chat_parser import TurnParser
 from ..formats.parser import Answer, AnswerDelta
 from ..frames import Output
 from ..generation import Generation
@@ -67,7 +68,8 @@ class _Answer:
         self._created = now()
         self._body = turn.request
         self._model = self._body.model or server.model_name
-        self._parsers = [turn.new_parser() for _ in range(turn.params.n)]
+        self._turn = turn
+        self._parsers: dict[int, TurnParser] = {}
 
     def whole(self, generation: Generation, outputs: list[Output]) -> ChatResponse:
         """The response that is no stream."""
@@ -84,12 +86,12 @@ class _Answer:
 
     async def chunks(self, generation: Generation) -> AsyncIterator[ChatChunk]:
         """The events of a stream."""
-        for index in range(len(self._parsers)):
+        for index in range(len(generation.completions)):
             yield self._chunk(generation, ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
         while changes := await generation.changes():
             for index, output in changes:
                 check_output(output)
-                parser = self._parsers[index]
+                parser = self._parser(index)
                 parts = parser.feed(output.text)
                 if output.finish_reason is not None:
                     parts += parser.finish()
@@ -119,8 +121,14 @@ class _Answer:
             last.usage, last.timings = usage(generation), timings(generation)
             yield last
 
+    def _parser(self, index: int) -> TurnParser:
+        """Of one completion, made when it is needed: how many there may be is checked on the way to the engine."""
+        if index not in self._parsers:
+            self._parsers[index] = self._turn.new_parser()
+        return self._parsers[index]
+
     def _choice(self, index: int, output: Output) -> ChatChoice:
-        parser = self._parsers[index]
+        parser = self._parser(index)
         return ChatChoice(
             index=index,
             message=_message(parser.feed(output.text) + parser.finish()),

@@ -62,19 +62,18 @@ async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str 
         given = [given]
     if not given:
         raise RequestError("the prompt is empty: there is no token to start from", code="empty_prompt")
-    found: list[tuple[str | None, list[int]]] = []
+    server.check_count(len(given), "completions")
     for prompt in given:
-        if isinstance(prompt, str):
-            special = body.add_special_tokens is not False
-            found.append((prompt, await server.prompts.encode(prompt, add_special_tokens=special)))
-        elif isinstance(prompt, list) and all(type(item) is int for item in prompt):
-            found.append((None, prompt))
-        else:
+        if not isinstance(prompt, str) and not (
+            isinstance(prompt, list) and all(type(item) is int for item in prompt)
+        ):
             raise RequestError(
                 "prompt must be a text, a list of texts, a list of token ids or a list of such lists",
                 code="invalid_prompt",
             )
-    return found
+    texts = [prompt for prompt in given if isinstance(prompt, str)]
+    encoded = iter(await server.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens is not False))
+    return [(prompt, next(encoded)) if isinstance(prompt, str) else (None, prompt) for prompt in given]
 
 
 async def _infill(

@@ -138,6 +138,12 @@ class _Run:
         """Tokens of all texts, made in a thread if that takes long. Raises RequestError."""
         if not texts:
             raise RequestError("there is no text", code="empty_prompt")
+        self.server.check_count(len(texts), "texts")
+        if params.truncate_prompt_tokens is None:
+            for text in texts:
+                for part in text if isinstance(text, tuple) else (text,):
+                    if isinstance(part, str):
+                        self.server.prompts.check_length(part)
         tasks = self.server.pooling
         size = sum(len(text) if isinstance(text, str) else 100 for text in texts)
         return await self.server.prompts.run(

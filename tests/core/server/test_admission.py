@@ -20,10 +20,10 @@ def request(name: str, key: str = "", tokens: int = 10, priority: int = 0, n: in
 
 
 def order(admission: Admission) -> str:
-    """Ids in the order in which they go to the engine; none of them ends meanwhile."""
+    """Ids in the order in which completions go to the engine; none of them ends meanwhile."""
     found = ""
-    while (generation := admission.pop()) is not None:
-        found += generation.id
+    while (completion := admission.pop()) is not None:
+        found += completion.generation.id
     return found
 
 
@@ -40,7 +40,7 @@ def test_limits_by_requests_and_tokens() -> None:
         admission.push(request(name, tokens=1))
     with pytest.raises(ApiError, match="3 requests wait"):
         admission.check("", 1)
-    assert admission.pop() is first
+    assert admission.pop() is first.completions[0]
     admission.started(first)
     admission.check("", 1)
     assert (admission.num_waiting, admission.num_waiting_tokens) == (2, 2)
@@ -51,8 +51,8 @@ def test_what_ends_is_forgotten_wherever_it_is() -> None:
     requests = [request(name, n=2) for name in "abc"]
     for generation in requests:
         admission.push(generation)
-    popped = admission.pop()
-    assert popped is requests[0] and admission.num_queued == 4
+    popped = [admission.pop() for _ in range(3)]
+    assert popped == [*requests[0].completions, requests[1].completions[0]] and admission.num_queued == 3
     for generation in requests:
         admission.ended(generation)
     assert (admission.num_waiting, admission.num_waiting_tokens, admission.num_queued) == (0, 0, 0)
@@ -66,6 +66,21 @@ def test_keys_share_the_engine() -> None:
     for name in "xy":
         admission.push(request(name, key="modest"))
     assert order(admission) == "0x1y234"
+
+
+def test_one_request_for_many_completions_lets_other_keys_between() -> None:
+    admission = Admission(ServerConfig(), num_keys=2, by_priority=False)
+    many = request("0", key="greedy", n=5)
+    admission.push(many)
+    for name in "xy":
+        admission.push(request(name, key="modest"))
+    assert order(admission) == "0x0y000"
+    # A completion that has left the engine counts no longer, though its request goes on.
+    for completion in many.completions[:4]:
+        admission.completed(completion)
+    admission.push(request("z", key="modest"))
+    admission.push(request("1", key="greedy"))
+    assert order(admission) == "1z"
 
 
 def test_one_key_cannot_fill_the_queue() -> None:

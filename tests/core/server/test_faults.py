@@ -146,6 +146,22 @@ def test_streams_go_on_when_the_engine_hangs(model_folder: Path, moody: dict[str
         server.wait_idle()
 
 
+def test_an_idle_engine_that_hangs_is_noticed_and_replaced(model_folder: Path) -> None:
+    env = {"HEADRACE_STALL_TIMEOUT_S": "1", "HEADRACE_STALL_RESTART_S": "3"}
+    with LiveServer(model_folder, "--kv-memory", "8MiB", env=env) as server:
+        server.engine.suspend()
+        seen: set[int] = set()
+        deadline_s = time.monotonic() + 30
+        while server.metric("headrace_engine_restarts_total") < 1:
+            seen |= {httpx.get(f"{server.url}{path}").status_code for path in ("/livez", "/readyz")}
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        assert seen == {200, 503}
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+        time.sleep(1.5)  # an idle engine that is there is left alone
+        assert server.metric("headrace_engine_restarts_total") == 1
+
+
 def test_a_step_that_fails_costs_one_request(moody_server: LiveServer, llm: LLM) -> None:
     bad = moody_server.post("/v1/completions", {"prompt": FAILING, "max_tokens": 5})
     assert bad.status_code == 500

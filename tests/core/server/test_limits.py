@@ -6,13 +6,14 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import httpx
 import openai
+import psutil
 import pytest
 
 from headrace.core.server.app import route_table
@@ -131,6 +132,65 @@ def test_a_full_queue_says_when_to_come_back(guarded: LiveServer) -> None:
         assert response.json()["error"]["type"] == "rate_limit_error"
         assert response.json()["error"]["code"] in ("queue_full", "key_queue_full")
     assert all(response.request.headers["authorization"] == "Bearer alpha" for response in refused)
+
+
+@pytest.mark.parametrize("body", [{"n": 10**9}, {"n": 5000}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_too_many_completions_cost_nothing(guarded: LiveServer, path: str, body: dict[str, Any]) -> None:
+    front = psutil.Process(guarded.process.pid)
+    before = front.memory_info().rss
+    ask = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    answer = guarded.post(path, {**ask, **body}, **auth("alpha"))
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "too_many_completions"
+    assert front.memory_info().rss - before < 16 * 2**20
+
+
+def test_very_many_prompts_are_refused_before_they_are_tokenized(guarded: LiveServer) -> None:
+    answer = guarded.post("/v1/completions", {"prompt": ["a"] * 20_000}, **auth("alpha"))
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "too_many_completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", lambda text: {"prompt": text}),
+        ("/v1/completions", lambda text: {"prompt": ["x", text], "stream": True}),
+        ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/responses", lambda text: {"input": text}),
+        ("/v1/messages", lambda text: {"max_tokens": 1, "messages": [{"role": "user", "content": text}]}),
+        ("/tokenize", lambda text: {"prompt": text}),
+    ],
+)
+def test_a_huge_text_costs_little(server: LiveServer, path: str, body: Callable[[str], Any]) -> None:
+    front = psutil.Process(server.process.pid)
+    before = front.memory_info().rss
+    answer = server.post(path, body("word " * 2_000_000))
+    assert answer.status_code == 400 and "4096 tokens" in answer.json()["error"]["message"], answer.text
+    assert front.memory_info().rss - before < 128 * 2**20  # its tokens would take 700 MB
+
+
+def test_a_key_waits_for_one_round_of_another(model_folder: Path, tmp_path: Path) -> None:
+    """Two slots, and a key that asks for many completions, in one request or in several."""
+    keys = tmp_path / "keys"
+    keys.write_text("greedy\nmodest\n")
+    env = {**install(tmp_path / "site", step_s=0.01), "HEADRACE_LOAD_FORMAT": "dummy"}
+    arguments = ["--api-key-file", str(keys), "--kv-memory", "8MiB", "--max-num-seqs", "2"]
+    length = {"max_tokens": 50, "ignore_eos": True}  # half a second
+    with LiveServer(model_folder, *arguments, env=env, device="moody") as server:
+        for number, n in ((1, 12), (12, 1)):
+            asked = {"prompt": "x", "n": n, **length}
+            threads = [
+                threading.Thread(target=server.post, args=("/v1/completions", asked), kwargs=auth("greedy"))
+                for _ in range(number)
+            ]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.3)
+            answer = server.post("/v1/completions", {"prompt": "y", **length}, **auth("modest")).json()
+            # Both slots are taken; one round ends within half a second, two take one.
+            assert answer["timings"]["queue_s"] < 0.8, answer["timings"]
+            for thread in threads:
+                thread.join()
 
 
 def test_bodies_that_are_too_large(guarded: LiveServer) -> None:
