@@ -27,6 +27,7 @@ from ..models.heads import (
     with_default_pooler,
     with_head_names,
 )
+from ..models.name_tables import checkpoint_names
 from ..models.registry import family_of, is_foreign, read_spec, unknown_family
 from ..models.rope import rope_rows
 from ..models.sentence import SentencePrompts, dense_folders, read_prompts, with_sentence_modules
@@ -146,7 +147,8 @@ def describe_model(config: EngineConfig, report: Report, *, with_images: bool = 
     hf_config = read_config(files.path)
     if is_foreign(hf_config):
         return _describe_foreign(config, files, hf_config)
-    spec = with_default_pooler(read_spec(hf_config, with_images=with_images), hf_config)
+    family = family_of(hf_config, with_images=with_images)
+    spec = with_default_pooler(family.to_spec(hf_config), hf_config)
     spec = with_sentence_modules(spec, files.path)
     spec = with_asked_pooler(spec, config.model.pooling)
     return Model(
@@ -154,7 +156,7 @@ def describe_model(config: EngineConfig, report: Report, *, with_images: bool = 
         path=files.path,
         config=hf_config,
         spec=spec,
-        names=with_head_names(family_of(hf_config, with_images=with_images).weights, spec),
+        names=with_head_names(checkpoint_names(family.weights, spec), spec),
         gguf=None,
         prompts=read_prompts(files.path),
     )

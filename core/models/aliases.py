@@ -21,6 +21,13 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "glm4",
         {**_GLM4V, "attention_bias": False, "max_position_embeddings": 131072, "num_key_value_heads": 8},
     ),
+    "glm_moe_dsa": (
+        "deepseek_v32",
+        {
+            "max_position_embeddings": 202752, "kv_lora_rank": 512, "q_lora_rank": 2048, "qk_nope_head_dim": 192,
+            "v_head_dim": 256, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5,
+        },
+    ),
     "granite_docling_text": (
         "granite",
         {
@@ -48,7 +55,10 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3_omni_moe_text": ("qwen3_moe", {"norm_topk_prob": True, "rope_theta": 1000000.0}),
     "sarvam_mla": (
         "deepseek_v3",
-        {"n_routed_experts": 128, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        {
+            "n_routed_experts": 128, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 0,
+        },
     ),
     "xlm_roberta": ("roberta", {}),
     "solar_open": (

@@ -38,27 +38,47 @@ def attention(
         qkv = ops.add(qkv, adapted)
     query_size = num_heads * head_dim * (2 if attn.gate_in_query else 1)
     num_own = 0 if attn.kv_layer >= 0 else 1 if attn.value_is_key else 2
-    query, *own = ops.split(qkv, (query_size, *(num_kv_heads * head_dim,) * num_own))  # and key, value
+    own_sizes = (num_kv_heads * head_dim, num_kv_heads * (attn.v_head_dim or head_dim))[:num_own]
+    query, *own = ops.split(qkv, (query_size, *own_sizes))  # and key, value
     if attn.gate_in_query:
         query, gate = ops.split(ops.split_heads(query, head_dim=2 * head_dim), (head_dim, head_dim))
         query, gate = ops.merge_heads(query), ops.merge_heads(gate)
     query = _prepare(ops, attn, params, f"{prefix}q_norm.", query, cos, sin)
     if num_own:
         key = _prepare(ops, attn, params, f"{prefix}k_norm.", own[0], cos, sin)
-        value = ops.split_heads(own[-1], head_dim=head_dim)
+        value = ops.split_heads(own[-1], head_dim=attn.v_head_dim or head_dim)
+        if attn.v_head_dim:
+            value = ops.concat((value, _zeros(ops, attn, own[0])))
         if attn.value_norm is not None:
             value = normalize(ops, attn.value_norm, params, f"{prefix}v_norm.", value)
         if attn.clip_qkv:
             value = ops.clamp(value, limit=attn.clip_qkv)
         cache = ops.write_kv(cache, key, value, batch.slot_mappings[group])
-    out = ops.merge_heads(_paged(ops, attn, params, prefix, query, cache, group, batch, relative_bias))
+    out = _paged(ops, attn, params, prefix, query, cache, group, batch, relative_bias)
+    if attn.v_head_dim:
+        out, _ = ops.split(out, (attn.v_head_dim, head_dim - attn.v_head_dim))
+    if not attn.gate_by_head:
+        out = ops.merge_heads(out)
     if attn.gated:
         gate = ops.linear(x, params[f"{prefix}gate_proj.weight"])
-    if attn.gated or attn.gate_in_query:
+    if attn.gate_activation == "sigmoid" and (attn.gated or attn.gate_in_query):
         out = ops.gate(out, gate)
+    elif attn.gated:
+        out = ops.mul(out, ops.act(gate, activation=attn.gate_activation))
+    if attn.gate_by_head:
+        out = ops.merge_heads(out)
+    if attn.out_norm is not None:
+        out = normalize(ops, attn.out_norm, params, f"{prefix}out_norm.", out)
     bias = params[f"{prefix}o_proj.bias"] if attn.o_bias else None
     out = ops.linear(out, params[f"{prefix}o_proj.weight"], bias)
     return (out if attn.out_scale == 1.0 else ops.scale(out, attn.out_scale)), cache
+
+
+def _zeros(ops: OpTable, attn: AttentionSpec, key: Array) -> Array:
+    """What a smaller head of a value lacks behind its end: [num_tokens, num_kv_heads, head_dim - v_head_dim]."""
+    num_zeros = attn.head_dim - attn.v_head_dim
+    some, _ = ops.split(key, (attn.num_kv_heads * num_zeros, attn.num_kv_heads * attn.v_head_dim))
+    return ops.split_heads(ops.scale(some, 0.0), head_dim=num_zeros)
 
 
 def _prepare(

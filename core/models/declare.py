@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from functools import partial
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -13,8 +14,10 @@ from .mixer import conv_channels
 from .params import Param, Part, Shard
 from .rope import num_rope_variants, rope_tables
 from .spec import (
+    AltUpSpec,
     AttentionSpec,
     CrossSpec,
+    DenseSpec,
     LatentSpec,
     LayerSpec,
     MixerSpec,
@@ -94,6 +97,9 @@ def _decoder(spec: ModelSpec) -> Iterator[Param]:
         yield _token_table("embed_layers.weight", spec.vocab_size, size)
         yield from _linear("embed_layers_proj", size, hidden, "replicated", False)
         yield from _norm(spec.norm, "embed_layers_norm", spec.layer_input_size)
+    for way in ("in", "out") if spec.altup is not None else ():
+        for n in range(1, spec.altup.num_streams if spec.altup is not None else 0):
+            yield from _linear(f"altup_{way}.{n - 1}", hidden, hidden, "replicated", False)
     if spec.num_relative_buckets and not spec.relative_bias_by_layer:
         yield _relative_bias(spec, "")
     for n, rope in enumerate(distinct_ropes(spec)):
@@ -107,13 +113,15 @@ def _decoder(spec: ModelSpec) -> Iterator[Param]:
         return
     if spec.embed_size:
         yield from _linear("project_out", embed_size, hidden, "replicated", False)
+    if spec.head_transform is not None:
+        yield from _dense(spec.head_transform)
     if not spec.tie_word_embeddings:
         yield dataclasses.replace(
             _token_table("lm_head.weight", spec.vocab_size, embed_size), unit_rows=spec.lm_head_unit_rows
         )
     if spec.lm_head_bias:
         shape = (spec.vocab_size,)
-        none = partial(_zeros, shape) if spec.kind == "encoder_decoder" else None
+        none = partial(_filled, shape, 0.0) if spec.kind == "encoder_decoder" else None
         yield Param(name="lm_head.bias", shape=shape, kind="vector", shard="vocab", compute=none)
 
 
@@ -173,8 +181,8 @@ def _projector(vision: VisionSpec, projector: ProjectorSpec, prefix: str) -> Ite
         yield from _linear(name, dense.out_features, dense.in_features, "replicated", dense.bias, quantizable=False)
 
 
-def _zeros(shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    return np.zeros(shape, np.float32)
+def _filled(shape: tuple[int, ...], value: float) -> npt.NDArray[np.float32]:
+    return np.full(shape, value, np.float32)
 
 
 def _prefixed(param: Param, prefix: str) -> Param:
@@ -204,11 +212,13 @@ def _cross(cross: CrossSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
 
 def _head(pooler: PoolerSpec) -> Iterator[Param]:
     for dense in pooler.dense:
-        yield from _linear(
-            dense.name, dense.out_features, dense.in_features, "replicated", dense.bias, quantizable=False
-        )
-        if dense.norm is not None:
-            yield from _norm(dense.norm, f"{dense.name}_norm", dense.out_features)
+        yield from _dense(dense)
+
+
+def _dense(dense: DenseSpec) -> Iterator[Param]:
+    yield from _linear(dense.name, dense.out_features, dense.in_features, "replicated", dense.bias, quantizable=False)
+    if dense.norm is not None:
+        yield from _norm(dense.norm, f"{dense.name}_norm", dense.out_features)
 
 
 def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
@@ -251,16 +261,34 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
         yield from _linear(f"{prefix}.input_gate", size, hidden, "replicated", False)
         yield from _linear(f"{prefix}.input_proj", hidden, size, "replicated", False)
         yield from _norm(spec.norm, f"{prefix}.input_norm", hidden)
+    if spec.altup is not None:
+        yield from _altup(spec.altup, f"{prefix}.altup", hidden, spec.norm)
+    if rank := layer.laurel_rank:
+        yield from _linear(f"{prefix}.laurel.in_proj", rank, hidden, "replicated", False)
+        yield from _linear(f"{prefix}.laurel.out_proj", hidden, rank, "replicated", False)
+        yield from _norm(spec.norm, f"{prefix}.laurel.norm", hidden)
     if layer.has_scalar:
         yield Param(name=f"{prefix}.scalar", shape=(hidden,), kind="vector")
+
+
+def _altup(altup: AltUpSpec, prefix: str, hidden_size: int, norm: NormSpec) -> Iterator[Param]:
+    """What mixes the streams: small, and all else depends on it."""
+    num = altup.num_streams
+    yield from _norm(norm, f"{prefix}.router_norm", hidden_size)
+    for name, rows, columns in (("router", num, hidden_size), ("predict", num * num, num), ("correct", num, num)):
+        yield from _linear(f"{prefix}.{name}", rows, columns, "replicated", False, quantizable=False)
+    yield Param(name=f"{prefix}.scale", shape=(hidden_size,), kind="vector")
 
 
 def _attention(attn: AttentionSpec, prefix: str, hidden_size: int, out_size: int = 0) -> Iterator[Param]:
     """out_size: of the output, if it is not that of the input."""
     query_rows, kv_rows = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
+    out_rows, value_rows = (
+        heads * (attn.v_head_dim or attn.head_dim) for heads in (attn.num_heads, attn.num_kv_heads)
+    )
     rows = {"q_proj": query_rows * (2 if attn.gate_in_query else 1)}
     if attn.kv_layer < 0:
-        rows |= {"k_proj": kv_rows} if attn.value_is_key else {"k_proj": kv_rows, "v_proj": kv_rows}
+        rows |= {"k_proj": kv_rows} if attn.value_is_key else {"k_proj": kv_rows, "v_proj": value_rows}
     yield from _fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, attn.num_kv_heads)
     if attn.qk_norm is not None:
         yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.q_norm", attn.num_heads)
@@ -268,8 +296,11 @@ def _attention(attn: AttentionSpec, prefix: str, hidden_size: int, out_size: int
             yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.k_norm", attn.num_kv_heads)
     yield from _position_biases(attn, prefix)
     if attn.gated:
-        yield from _linear(f"{prefix}.gate_proj", query_rows, hidden_size, "column", False)
-    yield from _linear(f"{prefix}.o_proj", out_size or hidden_size, query_rows, "row", attn.o_bias)
+        gate_rows = attn.num_heads if attn.gate_by_head else out_rows
+        yield from _linear(f"{prefix}.gate_proj", gate_rows, hidden_size, "column", False)
+    if attn.out_norm is not None:
+        yield from _norm(attn.out_norm, f"{prefix}.out_norm", out_rows)
+    yield from _linear(f"{prefix}.o_proj", out_size or hidden_size, out_rows, "row", attn.o_bias)
 
 
 def _heads_norm(attn: AttentionSpec, norm: NormSpec, name: str, num_heads: int) -> Iterator[Param]:
@@ -340,21 +371,24 @@ def _shared(shared: SharedSpec, attn: AttentionSpec, layer: str, hidden_size: in
 
 def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
-    channels, groups = conv_channels(mixer), mixer.num_key_heads
-    vectors: dict[str, tuple[int, ...]] = {"conv.weight": (channels, 1, mixer.conv_width)}
-    if mixer.conv_bias:
-        vectors["conv.bias"] = (channels,)
+    channels = conv_channels(mixer)
+    vectors: dict[str, tuple[int, ...]] = {}
+    if mixer.kind != "lightning":
+        rows = {"q": keys, "k": keys, "v": size} if mixer.kind == "delta" else {}
+        parts = tuple(Part(name=f"{prefix}.{name}_conv.weight", rows=count) for name, count in rows.items())
+        yield Param(name=f"{prefix}.conv.weight", shape=(channels, 1, mixer.conv_width), kind="vector", parts=parts)
+        vectors |= {"conv.bias": (channels,)} if mixer.conv_bias else {}
     match mixer.kind:
         case "delta":
-            rows = {"q_proj": keys, "k_proj": keys, "v_proj": size, "z_proj": size}
-            [fused] = _fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, groups)
-            larger = (Part(name=f"{prefix}.qkv_proj.weight", rows=2 * keys + size), fused.parts[-1])
-            yield dataclasses.replace(fused, larger_parts=larger, shard="replicated")
-            rows = {"beta_proj": heads, "dt_proj": heads}
-            yield from _fused(f"{prefix}.gates_proj", prefix, rows, hidden_size, False, groups)
-            vectors |= {"a_log": (heads,), "dt_bias": (heads,)}
-            if mixer.norm is not None:
-                yield from _norm(mixer.norm, f"{prefix}.norm", mixer.head_dim)
+            yield from _delta(mixer, prefix, hidden_size)
+            vectors |= {"a_log": (heads,), "dt_bias": (heads * (mixer.state_size if mixer.decay_rank else 1),)}
+        case "lightning":
+            rows = {f"{name}_proj": size for name in "qkv"}
+            [fused] = _fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, heads)
+            yield dataclasses.replace(fused, shard="replicated")
+            yield from _linear(f"{prefix}.gate_proj", size, hidden_size, "replicated", False)
+            yield from _lightning_constants(mixer, prefix)
+            vectors |= {"norm.weight": (size,)}
         case "mamba2":
             yield from _linear(
                 f"{prefix}.in_proj", 2 * size + 2 * keys + heads, hidden_size, "replicated", mixer.bias
@@ -387,6 +421,42 @@ def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     yield from _linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.out_bias)
 
 
+def _delta(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+    heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
+    rows = {"q_proj": keys, "k_proj": keys, "v_proj": size, **({} if mixer.gate_rank else {"z_proj": size})}
+    [fused] = _fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
+    larger = (Part(name=f"{prefix}.qkv_proj.weight", rows=2 * keys + size), *fused.parts[3:])
+    yield dataclasses.replace(fused, larger_parts=larger, shard="replicated")
+    rows = {"beta_proj": heads, **({} if mixer.decay_rank else {"dt_proj": heads})}
+    yield from _fused(f"{prefix}.gates_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
+    for name, rank, out in (
+        ("decay", mixer.decay_rank, heads * mixer.state_size),
+        ("gate", mixer.gate_rank, size),
+    ):
+        if rank:
+            yield from _linear(f"{prefix}.{name}_a_proj", rank, hidden_size, "replicated", False)
+            yield from _linear(f"{prefix}.{name}_b_proj", out, rank, "replicated", False)
+    if mixer.norm is not None:
+        yield from _norm(mixer.norm, f"{prefix}.norm", mixer.head_dim)
+
+
+def _lightning_constants(mixer: MixerSpec, prefix: str) -> Iterator[Param]:
+    """What makes a selective state space forget at fixed rates."""
+    heads = mixer.num_heads
+    values = {
+        "a_log": np.log(mixer.slope_scale) - np.arange(1, heads + 1) * (8 * math.log(2) / heads),
+        "d": np.zeros(heads),
+        "dt_bias": np.zeros(heads),
+    }
+    for name, numbers in values.items():
+        yield Param(
+            name=f"{prefix}.{name}",
+            shape=(heads,),
+            kind="constant",
+            compute=partial(np.asarray, numbers, np.float32),
+        )
+
+
 def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     size = mlp.intermediate_size
     if mlp.gated:
@@ -394,9 +464,14 @@ def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
         yield from _fused(f"{prefix}.gate_up_proj", prefix, rows, hidden_size, mlp.bias, size)
     else:
         yield from _linear(f"{prefix}.up_proj", size, hidden_size, "column", mlp.bias)
+    if mlp.sparsity:
+        cut = partial(_filled, (size,), -NormalDist().inv_cdf(mlp.sparsity))
+        yield Param(name=f"{prefix}.cut", shape=(size,), kind="constant", compute=cut)
     if mlp.xielu:
         yield Param(name=f"{prefix}.act.alpha_p", shape=(1,), kind="vector")
         yield Param(name=f"{prefix}.act.alpha_n", shape=(1,), kind="vector")
+    if mlp.inner_norm is not None:
+        yield from _norm(mlp.inner_norm, f"{prefix}.inner_norm", size)
     yield from _linear(f"{prefix}.down_proj", hidden_size, size, "row", mlp.bias)
 
 

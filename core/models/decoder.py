@@ -5,13 +5,14 @@ The same function runs eagerly, is captured, or is traced into a program; so not
 
 from ..ops.table import OpTable
 from ..stages import Array, ForwardBatch, KVCaches
+from .altup import altup_layer, join_streams, make_streams
 from .attention import attention
 from .declare import rope_numbers
 from .encoder_decoder import cross_block
 from .feed_forward import dense_and_experts, feed_forward
 from .layer_inputs import finish_layer, layer_inputs
 from .mixer import States, mix
-from .norms import Params, add_and_normalize, normalize, relative_bias
+from .norms import Params, add_and_normalize, dense, normalize, relative_bias
 from .rope import num_rope_variants
 from .shared_block import shared_block
 from .spec import ModelSpec, RopeSpec
@@ -32,6 +33,7 @@ def decoder(
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     caches: list[Array] = []
     states: list[States] = []
+    streams = () if spec.altup is None else make_streams(ops, spec.altup, params, residual)
     for i, (layer, number) in enumerate(zip(spec.layers, rope_numbers(spec), strict=True)):
         prefix = f"layers.{i}."
         if layer.attn.rope is not None and number == len(angles):
@@ -43,6 +45,14 @@ def decoder(
         cache, state = kv.layers[i], kv.states[i] if layer.mixer is not None else ()
         owner = layer.attn.kv_layer if layer.attn.kv_layer >= 0 else i
         group = kv.group_of_layer[owner]
+        if spec.altup is not None:
+            read = cache if owner == i else caches[owner]
+            streams, read = altup_layer(
+                ops, spec, spec.altup, layer, params, prefix, streams, inputs[i], cos, sin, read, group, batch
+            )
+            caches.append(read if owner == i else cache)
+            states.append(state)
+            continue
         if layer.has_attention or layer.mixer is not None:
             norm = f"{prefix}attn_norm."
             if layer.shared is not None:
@@ -54,7 +64,9 @@ def decoder(
                 y = ops.linear(y, params[f"{prefix}shared.out_proj.weight"])
                 x = normalize(ops, spec.norm, params, norm, ops.add(residual, y))
             else:
-                x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
+                has_norm = layer.pre_norm and layer.attn_pre_norm
+                x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, has_norm)
+                residual = residual if layer.stream_scales is None else ops.scale(x, layer.stream_scales[0])
             block = None
             if layer.has_attention and layer.shared is None:
                 bias, read = relative_bias(spec, params, "", i), cache if owner == i else caches[owner]
@@ -88,6 +100,7 @@ def decoder(
             total = ops.add(block, residual)
             block, residual = None, normalize(ops, spec.norm, params, post_norm, total)
         x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
+        residual = residual if layer.stream_scales is None else ops.scale(x, layer.stream_scales[1])
         if layer.moe is not None and layer.moe_beside:
             block = dense_and_experts(ops, layer, layer.moe, spec.norm, params, prefix, x, residual)
         else:
@@ -102,6 +115,8 @@ def decoder(
         if layer.has_scalar:
             total, read_input = ops.add(block, residual), inputs[i] if spec.layer_input_size else None
             block, residual = None, finish_layer(ops, spec, layer, params, prefix, read_input, total)
+    if spec.altup is not None:
+        residual = join_streams(ops, spec.altup, params, streams)
     hidden_states, _ = add_and_normalize(ops, spec.norm, params, "final_norm.", block, residual, spec.final_norm)
     caches_after = KVCaches(
         layers=caches,
@@ -121,6 +136,8 @@ def compute_logits(ops: OpTable, spec: ModelSpec, params: Params, hidden_states:
     bias = params["lm_head.bias"] if spec.lm_head_bias else None
     if spec.embed_size:
         hidden_states = ops.linear(hidden_states, params["project_out.weight"])
+    if spec.head_transform is not None:
+        hidden_states = dense(ops, spec.head_transform, params, hidden_states)
     logits = ops.cast(ops.linear(hidden_states, weight, bias), dtype="float32")
     if spec.logit_scale != 1.0:
         logits = ops.scale(logits, spec.logit_scale)

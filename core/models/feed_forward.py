@@ -2,7 +2,7 @@
 
 from ..ops.table import OpTable
 from ..stages import Array
-from .norms import Params, normalize
+from .norms import NO_EPS, Params, normalize
 from .spec import LayerSpec, MlpSpec, MoeSpec, NormSpec
 
 
@@ -42,16 +42,25 @@ def _mlp(ops: OpTable, mlp: MlpSpec, params: Params, prefix: str, x: Array) -> A
     name = "gate_up_proj" if mlp.gated else "up_proj"
     bias = params[f"{prefix}{name}.bias"] if mlp.bias else None
     up = ops.linear(x, params[f"{prefix}{name}.weight"], bias)
-    if mlp.gate_scale != 1.0:
+    if mlp.gate_scale != 1.0 or mlp.sparsity:
         gate, up = ops.split(up, (mlp.intermediate_size, mlp.intermediate_size))
-        up = ops.concat((ops.scale(gate, mlp.gate_scale), up))
+        gate = _sparse(ops, params[f"{prefix}cut"], gate) if mlp.sparsity else ops.scale(gate, mlp.gate_scale)
+        up = ops.concat((gate, up))
     if mlp.xielu:
         up = ops.xielu(up, params[f"{prefix}act.alpha_p"], params[f"{prefix}act.alpha_n"])
     else:
         up = ops.act_mul(up, activation=mlp.activation) if mlp.gated else ops.act(up, activation=mlp.activation)
+    if mlp.inner_norm is not None:
+        up = normalize(ops, mlp.inner_norm, params, f"{prefix}inner_norm.", up)
     bias = params[f"{prefix}down_proj.bias"] if mlp.bias else None
     out = ops.linear(up, params[f"{prefix}down_proj.weight"], bias)
     return out if mlp.out_scale == 1.0 else ops.scale(out, mlp.out_scale)
+
+
+def _sparse(ops: OpTable, cut: Array, x: Array) -> Array:
+    """What of each row lies above the mean by so many deviations as `cut` says, below zero."""
+    above = ops.act(ops.layer_norm(x, None, cut, eps=NO_EPS), activation="relu")
+    return ops.mul(above, ops.magnitude(x, centred=True))
 
 
 def _moe(
@@ -59,8 +68,9 @@ def _moe(
 ) -> Array:
     router_input = x if router_input is None else router_input
     bias = params[f"{prefix}router.bias"] if moe.router_bias else None
+    logits = ops.cast(ops.linear(router_input, params[f"{prefix}router.weight"], bias), dtype="float32")
     weights, experts = ops.route_experts(
-        ops.cast(ops.linear(router_input, params[f"{prefix}router.weight"], bias), dtype="float32"),
+        ops.softcap(logits, moe.router_softcap) if moe.router_softcap else logits,
         params[f"{prefix}router.correction"] if moe.has_correction else None,
         num_experts_per_token=moe.num_experts_per_token,
         score=moe.score,

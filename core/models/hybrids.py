@@ -131,6 +131,17 @@ def mixer_modules(at: str, **more: str) -> Mapping[str, str | Stored]:
     }  # fmt: skip
 
 
+def delta_modules(at: str, **projections: str) -> Mapping[str, str | Stored]:
+    """Modules of the delta rule whose projections and convolutions stand apart; projections: how those besides
+    query, key and value are spelled, without _proj."""
+    convolutions = {f"mixer.{name}_conv": f"{at}{name}_conv1d" for name in "qkv"}
+    names = {**{name: name for name in "qkv"}, **projections}
+    return {
+        **mixer_modules(at), **convolutions, "mixer.norm": f"{at}o_norm", "mixer.out_proj": f"{at}o_proj",
+        **{f"mixer.{ours}_proj": f"{at}{theirs}_proj" for ours, theirs in names.items()},
+    }  # fmt: skip
+
+
 def mixer_tensors(at: str, *, dt_bias: str = "dt_bias") -> Mapping[str, str | Stored]:
     """Tensors of a mixer beside its modules."""
     return {"mixer.a_log": f"{at}A_log", "mixer.d": f"{at}D", "mixer.dt_bias": f"{at}{dt_bias}"}

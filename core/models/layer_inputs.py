@@ -26,8 +26,15 @@ def finish_layer(
 ) -> Array:
     """The residual stream behind a layer that reads its input and scales its output: [num_tokens, hidden_size]."""
     if inputs is not None:
-        gate = ops.linear(x, params[f"{prefix}input_gate.weight"])
-        read = ops.act_mul(ops.concat((gate, inputs)), activation=layer.mlp.activation)
-        read = ops.linear(read, params[f"{prefix}input_proj.weight"])
-        x = ops.add(normalize(ops, spec.norm, params, f"{prefix}input_norm.", read), x)
+        x = ops.add(read_input(ops, spec, layer, params, prefix, inputs, x), x)
     return ops.mul(x, params[f"{prefix}scalar"])
+
+
+def read_input(
+    ops: OpTable, spec: ModelSpec, layer: LayerSpec, params: Params, prefix: str, inputs: Array, x: Array
+) -> Array:
+    """What a layer reads of its input where x opens the gate: [num_tokens, hidden_size]."""
+    gate = ops.linear(x, params[f"{prefix}input_gate.weight"])
+    read = ops.act_mul(ops.concat((gate, inputs)), activation=layer.mlp.activation)
+    read = ops.linear(read, params[f"{prefix}input_proj.weight"])
+    return normalize(ops, spec.norm, params, f"{prefix}input_norm.", read)

@@ -68,6 +68,7 @@ def llama_like(
         norm=norm or NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps)),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         dtype=config.dtype,
+        num_further_layers=config.integer("num_nextn_predict_layers", 0, null=0),
     )
 
 
@@ -127,6 +128,18 @@ def turn_only(spec: ModelSpec, has_rope: Sequence[bool]) -> ModelSpec:
         layer if keep else dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, rope=None))
         for layer, keep in zip(spec.layers, has_rope, strict=True)
     )
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
+def share_keys(spec: ModelSpec, kinds: Sequence[str], config: HFConfig) -> ModelSpec:
+    """The spec whose last `num_kv_shared_layers` layers read keys and values of the last layer before of their kind.
+    Raises ModelError if there is none."""
+    layers, first = list(spec.layers), spec.num_layers - config.integer("num_kv_shared_layers")
+    for i in range(max(first, 0), spec.num_layers):
+        owners = [j for j in range(first) if kinds[j] == kinds[i]]
+        if not owners:
+            raise ModelError(f"{config.file} has no {kinds[i]} layer whose keys and values layer {i} could share")
+        layers[i] = dataclasses.replace(layers[i], attn=dataclasses.replace(layers[i].attn, kv_layer=owners[-1]))
     return dataclasses.replace(spec, layers=tuple(layers))
 
 

@@ -25,13 +25,14 @@ class StateShape:
 def state_shapes(mixer: MixerSpec) -> tuple[StateShape, ...]:
     """The arrays of one state, in the order in which `mix` takes them: inputs of the convolution, recurrence."""
     conv = StateShape(shape=(mixer.conv_width - 1, conv_channels(mixer)), is_float32=False)
+    sizes = (mixer.head_dim, mixer.state_size) if mixer.kind != "delta" else (mixer.state_size, mixer.head_dim)
+    recurrence = StateShape(shape=(mixer.num_heads, *sizes), is_float32=True)
     match mixer.kind:
         case "conv":
             return (conv,)
-        case "delta":
-            return conv, StateShape(shape=(mixer.num_heads, mixer.state_size, mixer.head_dim), is_float32=True)
-        case _:
-            return conv, StateShape(shape=(mixer.num_heads, mixer.head_dim, mixer.state_size), is_float32=True)
+        case "lightning":
+            return (recurrence,)
+    return conv, recurrence
 
 
 def conv_channels(mixer: MixerSpec) -> int:
@@ -65,8 +66,9 @@ def mix(
         case "mamba2":
             out, states = _mamba2(ops, mixer, params, prefix, projected, states, rows, batch.max_query_len)
         case "delta":
-            gates = ops.linear(x, params[f"{prefix}gates_proj.weight"])
-            out, states = _delta(ops, mixer, params, prefix, projected, gates, states, rows, batch.max_query_len)
+            out, states = _delta(ops, mixer, params, prefix, projected, x, states, rows, batch.max_query_len)
+        case "lightning":
+            out, states = _lightning(ops, mixer, params, prefix, projected, x, states, rows, batch.max_query_len)
         case "conv":
             out, states = _conv(ops, mixer, params, prefix, projected, states, rows)
     bias = params[f"{prefix}out_proj.bias"] if mixer.out_bias else None
@@ -116,17 +118,24 @@ def _delta(
     params: Params,
     prefix: str,
     x: Array,
-    gates: Array,
+    inputs: Array,
     states: States,
     rows: Rows,
     most: int,
 ) -> tuple[Array, States]:
-    """x: [num_tokens, n], query, key, value and gate; gates: beta and a step size for each head."""
+    """x: [num_tokens, n], query, key, value and, unless it comes from a latent, the gate; inputs: of the mixer."""
     size, keys = mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
-    x, z = ops.split(x, (2 * keys + size, size))
+    beta = ops.linear(inputs, params[f"{prefix}gates_proj.weight"])
+    if mixer.decay_rank:
+        dt = ops.split_heads(_from_latent(ops, params, f"{prefix}decay", inputs), head_dim=mixer.state_size)
+    else:
+        beta, dt = ops.split(beta, (mixer.num_heads, mixer.num_heads))
+    if mixer.gate_rank:
+        z = _from_latent(ops, params, f"{prefix}gate", inputs)
+    else:
+        x, z = ops.split(x, (2 * keys + size, size))
     x, conv_state = _causal_conv(ops, mixer, params, prefix, x, states[0], rows)
     query, key, value = ops.split(x, (keys, keys, size))
-    beta, dt = ops.split(gates, (mixer.num_heads, mixer.num_heads))
     y, delta_state = ops.gated_delta(
         ops.split_heads(query, head_dim=mixer.state_size),
         ops.split_heads(key, head_dim=mixer.state_size),
@@ -142,7 +151,34 @@ def _delta(
     )
     if mixer.norm is not None:
         y = normalize(ops, mixer.norm, params, f"{prefix}norm.", y)
-    return ops.act_mul(ops.concat((z, ops.merge_heads(y))), activation="silu"), (conv_state, delta_state)
+    y = ops.merge_heads(y)
+    y = ops.gate(y, z) if mixer.gate_activation == "sigmoid" else ops.act_mul(ops.concat((z, y)), activation="silu")
+    return y, (conv_state, delta_state)
+
+
+def _from_latent(ops: OpTable, params: Params, name: str, x: Array) -> Array:
+    return ops.linear(ops.linear(x, params[f"{name}_a_proj.weight"]), params[f"{name}_b_proj.weight"])
+
+
+def _lightning(
+    ops: OpTable,
+    mixer: MixerSpec,
+    params: Params,
+    prefix: str,
+    x: Array,
+    inputs: Array,
+    states: States,
+    rows: Rows,
+    most: int,
+) -> tuple[Array, States]:
+    """x: [num_tokens, n], query, key and value; inputs: of the mixer. A selective state space with steps of 1."""
+    size = mixer.num_heads * mixer.head_dim
+    query, key, value = ops.split(ops.act(x, activation="silu"), (size, size, size))
+    dt, _ = ops.split(x, (mixer.num_heads, 3 * size - mixer.num_heads))  # cut to 1, whatever it is
+    y, state = _selective_scan(ops, mixer, params, prefix, (value, dt, key, query), states[0], rows, most)
+    if mixer.norm is not None:
+        y = normalize(ops, mixer.norm, params, f"{prefix}norm.", y)
+    return ops.gate(y, ops.linear(inputs, params[f"{prefix}gate_proj.weight"])), (state,)
 
 
 def _conv(

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from ..weights.names import NameTable, Stored
+from .spec import ModelSpec
 
 LAYER = "model.layers.{i}."
 IGNORE = (r"rotary_emb\.inv_freq$", r"^lm_head\.weight$")
@@ -32,7 +33,7 @@ _PARTS = {
     "mlp.experts.down_proj": ("mlp.experts.{j}.down_proj",),
     "mlp.shared.gate_up_proj": ("mlp.shared.gate_proj", "mlp.shared.up_proj"),
 }
-_MODEL_LEVEL = ("embed_", "final_norm", "lm_head", "project_", "relative_bias", "convolutions.")
+_MODEL_LEVEL = ("embed_", "altup_", "final_norm", "lm_head", "project_", "relative_bias", "convolutions.")
 EXPERTS: Mapping[str, str | Stored] = {
     "mlp.router": "mlp.gate",
     "mlp.experts.{j}.gate_proj": "mlp.experts.{j}.gate_proj",
@@ -56,6 +57,18 @@ CORRECTION: Mapping[str, str | Stored] = {"mlp.router.correction": "mlp.gate.e_s
 SHARED_EXPERTS: Mapping[str, str | Stored] = {
     f"mlp.shared.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")
 }
+BART_LAYER: Mapping[str, str | Stored] = {
+    "attn_norm": "self_attn_layer_norm", **{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
+    "attn.o_proj": "self_attn.out_proj", "mlp_norm": "final_layer_norm", "mlp.up_proj": "fc1", "mlp.down_proj": "fc2",
+}  # fmt: skip
+"""A layer as BART's descendants spell it."""
+LAYER_INPUTS: Mapping[str, str | Stored] = {
+    "input_gate": "per_layer_input_gate", "input_proj": "per_layer_projection",
+    "input_norm": "post_per_layer_input_norm",
+    "embed_layers": Stored(name="model.embed_tokens_per_layer", first_beyond=True),
+    "embed_layers_proj": "model.per_layer_model_projection", "embed_layers_norm": "model.per_layer_projection_norm",
+}  # fmt: skip
+"""What layers read of the tokens themselves, as Gemma spells it."""
 SANDWICH: Mapping[str, str | Stored] = {
     "attn_norm": "input_layernorm",
     "attn_post_norm": "post_attention_layernorm",
@@ -72,7 +85,6 @@ def name_table(
     tensors: Mapping[str, str | Stored] | None = None,
     base_prefix: str = "model.",
     ignore: tuple[str, ...] = IGNORE,
-    has_more_layers: bool = False,
 ) -> NameTable:
     """A table from the names of modules, each of which may have a weight and a bias.
 
@@ -99,7 +111,7 @@ def name_table(
             entries[f"{_canonical(ours)}.{leaf}"] = entry
     for ours, theirs in (tensors or {}).items():
         entries[_canonical(ours)] = _stored(ours, theirs, layer)
-    return NameTable(entries=entries, base_prefix=base_prefix, ignore=ignore, has_more_layers=has_more_layers)
+    return NameTable(entries=entries, base_prefix=base_prefix, ignore=ignore)
 
 
 def llama_names(
@@ -107,7 +119,6 @@ def llama_names(
     *,
     tensors: Mapping[str, str | Stored] | None = None,
     ignore: tuple[str, ...] = (),
-    has_more_layers: bool = False,
 ) -> NameTable:
     """Llama's table with some modules named differently, or added; a fused name takes the place of its parts."""
     changes = changes or {}
@@ -115,9 +126,17 @@ def llama_names(
     modules = {ours: name for ours, name in _LLAMA.items() if ours not in replaced}
     if "mlp.experts.{j}.down_proj" in changes:
         tensors = {**_JOINED_EXPERTS, **(tensors or {})}
-    return name_table(
-        {**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore, has_more_layers=has_more_layers
-    )
+    return name_table({**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore)
+
+
+def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:
+    """A family's table for a checkpoint of this model, which may hold keys and values of layers that read another's,
+    and layers behind the last one that predict further tokens; neither is read."""
+    shared = [i for i, layer in enumerate(spec.layers) if layer.attn.kv_layer >= 0]
+    further = range(spec.num_layers, spec.num_layers + spec.num_further_layers)
+    unread = [(shared, r"self_attn\.([kv]_norm|[kv]_proj)\."), (further, "")]
+    ignore = [rf"\blayers\.({'|'.join(map(str, layers))})\.{what}" for layers, what in unread if layers]
+    return dataclasses.replace(names, ignore=(*names.ignore, *ignore))
 
 
 def _canonical(name: str) -> str:

@@ -1,13 +1,16 @@
-"""What several forward functions do with parameters, by spec: norms, and biases by distance."""
+"""What several forward functions do with parameters, by spec: norms, dense layers, and biases by distance."""
 
 from collections.abc import Mapping
 
 from ..ops.table import OpTable
 from ..stages import Array
-from .spec import ModelSpec, NormSpec
+from .spec import DenseSpec, ModelSpec, NormSpec
 
 Params = Mapping[str, Array]
 """Parameters by canonical name, as `declare_params` lists them."""
+
+NO_EPS = 1e-20
+"""Of a norm without an epsilon: rows of zeros stay zeros."""
 
 
 def normalize(ops: OpTable, norm: NormSpec, params: Params, prefix: str, x: Array) -> Array:
@@ -35,6 +38,15 @@ def add_and_normalize(
             return ops.add_rms_norm(block, residual, weight, eps=norm.eps)
         residual = ops.add(block, residual)
     return (normalize(ops, norm, params, prefix, residual) if has_norm else residual), residual
+
+
+def dense(ops: OpTable, spec: DenseSpec, params: Params, x: Array, prefix: str = "") -> Array:
+    """norm(activation(x @ weight.T + bias)): [n, in_features] -> [n, out_features]."""
+    name = f"{prefix}{spec.name}"
+    x = ops.linear(x, params[f"{name}.weight"], params[f"{name}.bias"] if spec.bias else None)
+    if spec.activation is not None:
+        x = ops.act(x, activation=spec.activation)
+    return x if spec.norm is None else normalize(ops, spec.norm, params, f"{name}_norm.", x)
 
 
 def relative_bias(spec: ModelSpec, params: Params, prefix: str, layer_idx: int) -> Array | None:

@@ -2,7 +2,7 @@
 
 from ..ops.table import OpTable
 from ..stages import Array, PoolingBatch
-from .norms import Params, normalize
+from .norms import Params, dense
 from .spec import ModelSpec
 
 
@@ -12,11 +12,6 @@ def pool(ops: OpTable, spec: ModelSpec, params: Params, hidden_states: Array, ba
     hidden_states: [num_tokens, hidden_size]. The first or last token of a request is the mean of one row.
     """
     x = ops.mean_rows(hidden_states, batch.starts, batch.ends)
-    for dense in spec.pooler.dense if spec.pooler is not None else ():
-        bias = params[f"{dense.name}.bias"] if dense.bias else None
-        x = ops.linear(x, params[f"{dense.name}.weight"], bias)
-        if dense.activation is not None:
-            x = ops.act(x, activation=dense.activation)
-        if dense.norm is not None:
-            x = normalize(ops, dense.norm, params, f"{dense.name}_norm.", x)
+    for layer in spec.pooler.dense if spec.pooler is not None else ():
+        x = dense(ops, layer, params, x)
     return ops.cast(x, dtype="float32")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from .params import Param
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "softplus"]
 RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
 NormOver = Literal["head", "heads", "all"]
 Pooling = Literal["mean", "cls", "last"]
@@ -119,6 +119,14 @@ class AttentionSpec:
     """the output is multiplied by sigmoid(gate_proj(x)) before o_proj"""
     gate_in_query: bool = False
     """gated by what q_proj gives for each head beside its query"""
+    gate_by_head: bool = False
+    """gate_proj gives one number for each head"""
+    gate_activation: Activation = "sigmoid"
+    """of what gate_proj gives"""
+    out_norm: NormSpec | None = None
+    """normalises all heads' output as one vector before o_proj"""
+    v_head_dim: int = 0
+    """values of a head that its value has, if they are fewer than head_dim; the cache holds zeros for the others"""
     temperature_scale: float = 0.0
     """queries grow by 1 + temperature_scale * log(1 + floor((position + temperature_shift) / temperature_length))"""
     temperature_length: int = 1
@@ -171,6 +179,11 @@ class MlpSpec:
     """multiplies gate_proj's output before the activation"""
     out_scale: float = 1.0
     """multiplies the output"""
+    inner_norm: NormSpec | None = None
+    """normalises the input of down_proj"""
+    sparsity: float = 0.0
+    """share of gate_proj's output that is cut to 0, if it has a normal distribution, and as much from the rest
+    (Gemma 3n)"""
     xielu: bool = False
     """the activation is xIELU (Huang and Schlag 2024), which has two parameters, instead"""
 
@@ -208,6 +221,8 @@ class MoeSpec:
     router_bias: bool = False
     bias: bool = False
     """biases on the experts' projections"""
+    router_softcap: float = 0.0
+    """the router's logits become router_softcap * tanh(logits / router_softcap); 0 leaves them"""
     clamp: float = 0.0
     """gpt-oss: gate is clamped to at most this, up to within it, and the block is
     (up + 1) * gate * sigmoid(1.702 * gate); 0 is plain act(gate) * up"""
@@ -226,10 +241,11 @@ class MixerSpec:
     """A recurrence over positions, which keeps a state instead of keys and values.
 
     mamba: a selective state space for each channel; mamba2: one with a scalar decay for each head; delta: the gated
-    delta rule; conv: a short convolution between two gates (LFM2).
+    delta rule; conv: a short convolution between two gates (LFM2); lightning: attention without a softmax that
+    forgets at a fixed rate (Lightning Attention, Qin et al. 2024).
     """
 
-    kind: Literal["mamba", "mamba2", "delta", "conv"]
+    kind: Literal["mamba", "mamba2", "delta", "conv", "lightning"]
     num_heads: int
     head_dim: int
     """values of a head; mamba, conv: 1, every channel is a head"""
@@ -254,6 +270,15 @@ class MixerSpec:
     """bounds of step sizes"""
     beta_scale: float = 1.0
     """delta: 2 where the rate of learning goes up to 2"""
+    decay_rank: int = 0
+    """delta: size of the latent from which decays come, one for each value of a key (Kimi Linear); 0: one for each
+    head"""
+    gate_rank: int = 0
+    """delta: size of the latent from which the gate of the output comes; 0: it is projected directly"""
+    gate_activation: Literal["silu", "sigmoid"] = "silu"
+    """delta: of the gate of the output"""
+    slope_scale: float = 1.0
+    """lightning: multiplies the rates of forgetting, which are ALiBi's slopes"""
     multipliers: tuple[float, ...] = ()
     """mamba2: of the parts of in_proj's output (gate, x, b, c, dt)"""
     in_scale: float = 1.0
@@ -298,6 +323,8 @@ class LayerSpec:
     """moe reads the residual beside mlp, between norms of its own, instead (Gemma 4)"""
     has_scalar: bool = False
     """the residual is multiplied by a learned number behind the layer"""
+    laurel_rank: int = 0
+    """of a learned path of low rank beside attention (LAuReL, Menghani et al. 2024); 0 has none"""
     pre_norm: bool = True
     """normalise the input of attention and of the feed-forward block"""
     attn_pre_norm: bool = True
@@ -312,6 +339,8 @@ class LayerSpec:
     """in a parallel layer: one norm serves both blocks"""
     residual_scale: float = 1.0
     """multiplies each block's output before the residual add"""
+    stream_scales: tuple[float, float] | None = None
+    """the stream goes on behind the norm before each block, multiplied by these (MiniMax); None: before it"""
 
     @property
     def has_attention(self) -> bool:
@@ -366,6 +395,18 @@ class ProjectorSpec:
     """a row is the mean of its patches; else they stand side by side"""
     norm: NormSpec | None = None
     """of each row"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AltUpSpec:
+    """Alternating updates (Baykal et al. 2023): several residual streams, of which one passes each layer, while the
+    others follow it by factors that the layer computes for each token."""
+
+    num_streams: int
+    active: int = 0
+    """the stream that passes layers"""
+    scales_output: bool = True
+    """what is read of the active stream behind a layer is multiplied by learned numbers"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,6 +499,7 @@ class ModelSpec:
     """normalise the embeddings"""
     layer_input_size: int = 0
     """each layer reads so many values of the tokens themselves (Gemma 4); 0 has none"""
+    altup: AltUpSpec | None = None
     num_relative_buckets: int = 0
     """rows of a learned bias of attention by distance (T5's buckets), one for all layers; 0 has none"""
     relative_bias_by_layer: bool = False
@@ -467,6 +509,8 @@ class ModelSpec:
     final_norm: bool = True
     """normalise the last layer's output"""
     tie_word_embeddings: bool = False
+    head_transform: "DenseSpec | None" = None
+    """stands before the head"""
     lm_head_bias: bool = False
     lm_head_unit_rows: bool = False
     """each row of the head is divided by its length when it is loaded"""
@@ -474,6 +518,8 @@ class ModelSpec:
     logit_softcap: float = 0.0
     dtype: str = "float32"
     """dtype of the checkpoint as its config names it"""
+    num_further_layers: int = 0
+    """layers behind the last one that a checkpoint may hold, which predict further tokens and are not read"""
     pooler: PoolerSpec | None = None
     """makes vectors, and then there is no lm_head and no token"""
     foreign: ForeignSpec | None = None

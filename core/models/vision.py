@@ -7,7 +7,7 @@ Arrays are touched through ops alone; nothing here looks at a value.
 from ..ops.table import OpTable
 from ..stages import Array, EncoderBatch, ForwardBatch, KVCaches
 from .encoder import encoder
-from .norms import Params, normalize
+from .norms import Params, dense, normalize
 from .spec import ModelSpec, ProjectorSpec, VisionSpec
 
 
@@ -69,9 +69,6 @@ def _project(
         x = ops.mean_rows(x, batch.row_starts, batch.row_ends)
     if projector.norm is not None:
         x = normalize(ops, projector.norm, params, f"{prefix}norm.", x)
-    for dense in projector.dense:
-        name = f"{prefix}{dense.name}"
-        x = ops.linear(x, params[f"{name}.weight"], params[f"{name}.bias"] if dense.bias else None)
-        if dense.activation is not None:
-            x = ops.act(x, activation=dense.activation)
+    for layer in projector.dense:
+        x = dense(ops, layer, params, x, prefix)
     return x

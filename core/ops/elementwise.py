@@ -50,10 +50,15 @@ def act_mul(x: Array, *, activation: "Activation") -> Array:
 
 
 def gate(x: Array, gates: Array) -> Array:
-    """x * sigmoid(gates), in float32 at least, as x's dtype. gates: of x's shape, or [num_tokens, 1]."""
+    """x * sigmoid(gates), in float32 at least, as x's dtype.
+
+    x: [num_tokens, n]; gates: of x's shape, or [num_tokens, 1]. Or x: [num_tokens, num_heads, head_dim]; gates:
+    [num_tokens, num_heads].
+    """
     import torch
 
     wide = torch.promote_types(x.dtype, torch.float32)
+    gates = gates[..., None] if gates.dim() < x.dim() else gates
     return (x.to(wide) * gates.to(wide).sigmoid()).to(x.dtype)
 
 
@@ -75,10 +80,12 @@ def xielu(x: Array, alpha_p: Array, alpha_n: Array) -> Array:
 def mul(x: Array, y: Array) -> Array:
     """x * y in float32 at least, as x's dtype.
 
-    x: [num_tokens, n]; y: float32 [n] or [num_tokens, 1], or of x's shape and dtype.
+    x: [num_tokens, n]; y: float32 [n] or [num_tokens, 1], or of x's shape and dtype, or [num_tokens, 1] in it. Or
+    x: [num_tokens, num_heads, head_dim]; y: [num_tokens, num_heads] in its dtype.
     """
     import torch
 
+    y = y[..., None] if 1 < y.dim() < x.dim() else y
     return (x.to(torch.promote_types(x.dtype, torch.float32)) * y).to(x.dtype)
 
 
@@ -153,3 +160,5 @@ def activate(x: "torch.Tensor", activation: "Activation") -> "torch.Tensor":
             return x.tanh()
         case "sigmoid":
             return x.sigmoid()
+        case "softplus":
+            return F.softplus(x)

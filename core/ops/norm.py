@@ -24,6 +24,16 @@ def add_rms_norm(x: Array, residual: Array, weight: Array | None, *, eps: float)
     return rms_norm(total, weight, eps=eps), total
 
 
+def magnitude(x: Array, *, centred: bool = False) -> Array:
+    """The root of each row's mean square, or of its variance: [num_tokens, n] -> float32 [num_tokens, 1]."""
+    import torch
+
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if centred:
+        wide = wide - wide.mean(-1, keepdim=True)
+    return wide.square().mean(-1, keepdim=True).sqrt()
+
+
 def layer_norm(x: Array, weight: Array | None, bias: Array | None, *, eps: float) -> Array:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last axis (Ba et al. 2016).
 

@@ -42,6 +42,7 @@ class OpTable:
     rms_norm = staticmethod(norm.rms_norm)
     add_rms_norm = staticmethod(norm.add_rms_norm)
     layer_norm = staticmethod(norm.layer_norm)
+    magnitude = staticmethod(norm.magnitude)
     # rope
     rotary_angles = staticmethod(rope.rotary_angles)
     rope = staticmethod(rope.rope)

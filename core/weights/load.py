@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +20,14 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One stored tensor that is a parameter, or a part of one. info: None for zeros of `shape`."""
+    """One stored tensor that is a parameter, or a part of one. info: None for zeros of `shape`. share: which of the
+    equal parts of a tensor it is, -1 for all of it. repeats: so many times its first row."""
 
     info: TensorInfo | None
     stored: Stored
     shape: tuple[int, ...] = ()
+    share: int = -1
+    repeats: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,21 @@ class CheckpointParams:
     def _load(self, item: _Resolved) -> tuple[HostTensor, ...]:
         if not item.pieces:
             return (compute_constant(item.param),)
-        tensors = []
+        tensors, kept = [], dict[str, HostTensor]()
         for piece in item.pieces:
             if piece.info is None:
                 zeros = np.zeros(piece.shape, np.float32)
                 tensors.append(HostTensor(name=piece.stored.name, dtype="float32", shape=piece.shape, data=zeros))
                 continue
-            tensor = self._source.read(piece.info.name)
+            name = piece.info.name
+            tensor = kept.get(name) or self._source.read(name)
+            if piece.share >= 0:
+                kept[name] = tensor
+                num_rows = tensor.shape[0] // item.param.num_stacked
+                tensor = tensor.rows(slice(piece.share * num_rows, (piece.share + 1) * num_rows))
+            if piece.repeats:
+                shape = (piece.repeats, *tensor.shape[1:])
+                tensor = replace(tensor, shape=shape, data=np.repeat(tensor.data[:1], piece.repeats, axis=0))
             if tensor.scales is not None and not _is_in_place(piece.stored, item.param):
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor), scales=None, offsets=None)
             tensor = _rearrange(tensor, piece.stored, item.param)
@@ -244,9 +254,13 @@ class _Resolver:
                     scales = _Found(found.canonical, Stored(name=stored.scaled_by), self.find(stored.scaled_by))
                     for piece in self.take(param, scales, (param.num_stacked,)):
                         stored = replace(stored, scaled_by=piece.info.name if piece.info is not None else "")
+                num_beyond = shape[0] - info.shape[0] if stored.first_beyond and info.shape else 0
+                shape = (shape[0] - max(num_beyond, 0), *shape[1:])
                 self.compare(param, info, stored, shape)
                 self.used.update((info.name, stored.scaled_by))
-                return (_Piece(info, stored),)
+                share = int(_INDEX.findall(found.canonical)[-1]) if stored.share else -1
+                beyond = (_Piece(info, stored, repeats=num_beyond),) if num_beyond > 0 else ()
+                return (_Piece(info, stored, share=share), *beyond)
             case ():
                 self.problems.missing.append(_Problem(self.place, found.stored.name, found.stored.name))
             case infos:
@@ -297,6 +311,8 @@ class _Resolver:
             expected = (shape[0], shape[1] // stored.kernel, stored.kernel)
         if stored.transpose:
             expected = (*expected[:-2], expected[-1], expected[-2])
+        if stored.share:
+            expected = (expected[0] * param.num_stacked, *expected[1:])
         is_blocked = info.dtype not in DTYPE_BYTES
         if stored.reshape and math.prod(info.shape) == math.prod(expected):
             expected = info.shape
@@ -320,11 +336,10 @@ class _Resolver:
         """Raise WeightError if anything is wrong."""
         problems = self.problems
         ignored = re.compile("|".join(f"(?:{pattern})" for pattern in self.table.ignore) or r"(?!)")
-        last_layer = max(map(_layer_index, self.used), default=-1) if self.table.has_more_layers else sys.maxsize
         problems.extra += [
             _Problem(info.file, name, name)
             for name, info in self.infos.items()
-            if name not in self.used and not ignored.search(self.renamed[name]) and _layer_index(name) <= last_layer
+            if name not in self.used and not ignored.search(self.renamed[name])
         ]
         kinds = [
             (problems.missing, "missing"),
@@ -349,12 +364,6 @@ def _rename(name: str, table: NameTable) -> str:
     for pattern, replacement in table.renames:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def _layer_index(name: str) -> int:
-    """The layer that a stored name belongs to; -1 for none."""
-    found = _INDEX.search(name)
-    return int(found[0]) if found else -1
 
 
 def _count(problems: Sequence[_Problem]) -> str:

@@ -17,6 +17,8 @@ class Stored:
     stacked: stored with an axis in front for the param's num_stacked matrices or vectors; such matrices may be
     transposed or not, as their shape tells.
     scaled_by: the name of a vector whose numbers multiply the stacked matrices. is_scalar: one number for all values.
+    share: the tensor holds such parts for all j, one under the other; this is the j-th one.
+    first_beyond: rows that the tensor lacks at its end are its first one.
     skip_rows: rows at the top that are never read (OPT's first two positions); extra_rows: such ones at the bottom.
     interleaved: a fused parameter whose rows are stored group by group, each group a share of every part (q, k
     and v of one KV head after another); groups: how many, 0 for the param's num_groups; order: the parts of a
@@ -36,6 +38,8 @@ class Stored:
     stacked: bool = False
     scaled_by: str = ""
     is_scalar: bool = False
+    share: bool = False
+    first_beyond: bool = False
     skip_rows: int = 0
     extra_rows: int = 0
     interleaved: bool = False
@@ -51,7 +55,6 @@ class NameTable:
     entries: canonical template -> stored name or Stored; a fused parameter may be listed whole, by its parts,
     or both, and the checkpoint decides. base_prefix: checkpoints of the bare backbone lack it. ignore: regular
     expressions of names, renamed if need be, that carry nothing we need (buffers, a copy of a tied head).
-    has_more_layers: layers after the model's last one carry nothing we need (heads for a second next token).
     adds_one: the file holds plus_one norms with the one already added (GGUF). renames: (regular expression,
     replacement) pairs that turn the stored names of older files into those of the entries.
     """
@@ -60,5 +63,4 @@ class NameTable:
     base_prefix: str = "model."
     ignore: tuple[str, ...] = field(default=(r"rotary_emb\.inv_freq$",))
     adds_one: bool = False
-    has_more_layers: bool = False
     renames: tuple[tuple[str, str], ...] = ()

@@ -231,6 +231,9 @@ class Program:
     ) -> None:
         """As `rms_norm`."""
 
+    def magnitude(self, out: View, x: View, is_centred: bool) -> None:
+        """out: one column of float32."""
+
     def rotary_angles(
         self, cos: View, sin: View, inv_freq: Sequence[float], attention_factors: Sequence[float]
     ) -> None:
@@ -250,7 +253,7 @@ class Program:
     def clamp(self, out: View, x: View, limit: float) -> None: ...
     def xielu(self, out: View, x: View, alpha_p: float, alpha_n: float) -> None: ...
     def modulate(self, out: View, x: View, y: View | Sequence[float], is_gate: bool) -> None:
-        """x * y, or x * sigmoid(y). y: of x's shape, a column, or a number for each column of x."""
+        """x * y, or x * sigmoid(y). y: a view, each column for as many of x, or a number for each."""
 
     def log_growth(self, out: View, factor: float, length: int, shift: int) -> None: ...
     def features(self, out: View) -> None:

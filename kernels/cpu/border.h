@@ -106,7 +106,7 @@ inline Activation activation_named(const std::string &name) {
     static const std::pair<const char *, Activation> names[] = {
         {"silu", Activation::silu}, {"gelu", Activation::gelu},   {"gelu_tanh", Activation::gelu_tanh},
         {"relu", Activation::relu}, {"relu2", Activation::relu2}, {"quick_gelu", Activation::quick_gelu},
-        {"tanh", Activation::tanh}, {"sigmoid", Activation::sigmoid}};
+        {"tanh", Activation::tanh}, {"sigmoid", Activation::sigmoid}, {"softplus", Activation::softplus}};
     std::string known;
     for (const auto &[text, activation] : names) {
         if (name == text) return activation;

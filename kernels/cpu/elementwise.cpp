@@ -57,6 +57,8 @@ INLINE V activate(V x, Activation activation) {
         case Activation::quick_gelu: return x * sigmoid(splat(1.702f) * x);
         case Activation::tanh: return tanh(x);
         case Activation::sigmoid: return sigmoid(x);
+        case Activation::softplus:  // F.softplus is x itself above 20
+            return x > splat(20.0f) ? x : each(x, [](float v) { return log1pf(expf(v)); });
     }
     return x;
 }
@@ -121,6 +123,7 @@ void act_for(const ActArgs &args, const Context &context) {
         case Activation::quick_gelu: return act_of<T, Activation::quick_gelu>(args, context);
         case Activation::tanh: return act_of<T, Activation::tanh>(args, context);
         case Activation::sigmoid: return act_of<T, Activation::sigmoid>(args, context);
+        case Activation::softplus: return act_of<T, Activation::softplus>(args, context);
     }
 }
 

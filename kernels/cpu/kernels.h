@@ -23,7 +23,7 @@ enum class Format : int { f32, bf16, f16, i8, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k
 // (core/ops/elementwise.py) with the softplus of its parameters as factors.
 enum class Elementwise : int { copy, scale, softcap, add, clamp, xielu };
 
-enum class Activation : int { silu, gelu, gelu_tanh, relu, relu2, quick_gelu, tanh, sigmoid };
+enum class Activation : int { silu, gelu, gelu_tanh, relu, relu2, quick_gelu, tanh, sigmoid, softplus };
 
 enum class RouterScore : int { softmax, sigmoid, sparsemixer };
 
@@ -127,11 +127,20 @@ struct ElementwiseArgs {
 // out = x * y, or x * sigmoid(y).
 struct ModulateArgs {
     bool is_gate;
-    const void *x, *y;  // [num_rows, n] of `dtype`; y of that or f32
+    const void *x, *y;  // [num_rows, n] of `dtype`; y: [num_rows, n / y_span] of that or f32
     void *out;          // [num_rows, n]
     Dtype dtype, y_dtype;
     int64_t num_rows, n, x_stride, y_stride;
-    bool y_is_column;  // [num_rows, 1]
+    int64_t y_span;  // columns of x that one number of y serves
+};
+
+// The root of the mean square of a row, or of its variance.
+struct MagnitudeArgs {
+    const void *x;  // [num_rows, n]
+    float *out;     // [num_rows]
+    Dtype dtype;
+    int64_t num_rows, n, x_stride, out_stride;
+    bool is_centred;
 };
 
 // Columns of a row that act and elementwise give to a thread at once, so that one row is work for all threads too.
@@ -304,6 +313,7 @@ struct Kernels {
     void (*quantize)(const QuantizeArgs &, const Context &);
     void (*rms_norm)(const NormArgs &, const Context &);
     void (*layer_norm)(const NormArgs &, const Context &);
+    void (*magnitude)(const MagnitudeArgs &, const Context &);
     void (*rope)(const RopeArgs &, const Context &);
     void (*act)(const ActArgs &, const Context &);
     void (*elementwise)(const ElementwiseArgs &, const Context &);

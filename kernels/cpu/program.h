@@ -143,8 +143,11 @@ class Program {
     void cast(const View &out, const View &x);
     void clamp(const View &out, const View &x, float limit);
     void xielu(const View &out, const View &x, float alpha_p, float alpha_n);
-    // out = x * y, or x * sigmoid(y). y: of the shape of x, or a column; null: factors, one for each column of x.
+    // out = x * y, or x * sigmoid(y). y: [rows, n], each number of which serves as many columns of x; null: factors,
+    // one for each column of x.
     void modulate(const View &out, const View &x, const View *y, std::vector<float> factors, bool is_gate);
+    // The root of the mean square of each row of x, or of its variance.
+    void magnitude(const View &out, const View &x, bool is_centred);
     void log_growth(const View &out, float factor, std::int64_t length, std::int64_t shift);
     // Of each head: columns x_step * head of x, head_dim of them, to columns out_step * head of out.
     void copy_heads(const View &out, const View &x, std::int64_t num_heads, std::int64_t head_dim, std::int64_t x_step,

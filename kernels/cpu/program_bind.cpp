@@ -222,6 +222,7 @@ void bind_program(nb::module_ &m) {
         .def("clamp", &Program::clamp, "out"_a, "x"_a, "limit"_a)
         .def("xielu", &Program::xielu, "out"_a, "x"_a, "alpha_p"_a, "alpha_n"_a)
         .def("modulate", &modulate, "out"_a, "x"_a, "y"_a, "is_gate"_a)
+        .def("magnitude", &Program::magnitude, "out"_a, "x"_a, "is_centred"_a)
         .def("log_growth", &Program::log_growth, "out"_a, "factor"_a, "length"_a, "shift"_a)
         .def("features", &Program::features, "out"_a)
         .def("stack_rows", &Program::stack_rows, "out"_a, "x"_a, "number"_a, "width"_a)

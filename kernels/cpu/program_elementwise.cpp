@@ -101,14 +101,15 @@ void Program::modulate(const View &out, const View &x, const View *y, std::vecto
     if (y == nullptr) {
         if (static_cast<std::int64_t>(factors.size()) != x.cols) refuse("there must be a factor for each column of x");
     } else {
-        args.y_is_column = y->cols == 1 && x.cols != 1;
-        check(*y, args.y_is_column ? 1 : x.cols);
+        if (y->cols < 1 || x.cols % y->cols != 0) refuse("each number of y must serve as many columns of x");
+        args.y_span = x.cols / y->cols;
+        check(*y, y->cols);
         if (y->rows != x.rows || (y->dtype != x.dtype && y->dtype != Dtype::f32))
             refuse("y must have the rows of x, and its dtype or float32");
         args.y = at(*y);
         args.y_dtype = y->dtype;
         args.y_stride = y->stride;
-        accesses.push_back(reads(*y, args.y_is_column ? 0 : pieces));
+        accesses.push_back(reads(*y, args.y_span > 1 ? 0 : pieces));
     }
     const Kernels &table = kernels();
     add_record(
@@ -119,6 +120,21 @@ void Program::modulate(const View &out, const View &x, const View *y, std::vecto
             table.modulate(now, context);
         },
         accesses);
+}
+
+void Program::magnitude(const View &out, const View &x, bool is_centred) {
+    check(x, x.cols);
+    check(out, 1);
+    if (out.dtype != Dtype::f32 || out.rows != x.rows) refuse("a magnitude is in float32, one of each row of x");
+    MagnitudeArgs args{at(x), reinterpret_cast<float *>(at(out)), x.dtype, 0, x.cols, x.stride, out.stride, is_centred};
+    const Kernels &table = kernels();
+    add_record(
+        [=, &table](const Step &step, const Context &context) {
+            MagnitudeArgs now = args;
+            now.num_rows = step.rows_of(x.rows);
+            table.magnitude(now, context);
+        },
+        {reads(x), writes(out, 1)});
 }
 
 void Program::log_growth(const View &out, float factor, std::int64_t length, std::int64_t shift) {

@@ -10,6 +10,7 @@ void linear_blocks(const LinearArgs &, const Context &);
 void quantize(const QuantizeArgs &, const Context &);
 void rms_norm(const NormArgs &, const Context &);
 void layer_norm(const NormArgs &, const Context &);
+void magnitude(const MagnitudeArgs &, const Context &);
 void rope(const RopeArgs &, const Context &);
 void act(const ActArgs &, const Context &);
 void elementwise(const ElementwiseArgs &, const Context &);
@@ -29,7 +30,7 @@ void delta(const DeltaArgs &, const Context &);
 
 const Kernels *table() {
     static const Kernels kernels = {
-        linear_scratch, linear, linear_blocks_scratch, linear_blocks, quantize, rms_norm, layer_norm,
+        linear_scratch, linear, linear_blocks_scratch, linear_blocks, quantize, rms_norm, layer_norm, magnitude,
         rope,           act,    elementwise,           write_kv,      attention_scratch, attention,
         mean_rows,      route_scratch, route,            combine,
         modulate,       conv,          scan_scratch,     scan,     delta_scratch,     delta,

@@ -71,6 +71,12 @@ def _layer_norm(rng: Rng) -> Iterator[Case]:
         yield Case(f"values of about {size}", [_times(normal(rng, 5, 64), size), None, None], {"eps": 1e-5})
 
 
+def _magnitude(rng: Rng) -> Iterator[Case]:
+    for centred in (False, True):
+        for width in WIDTHS[1:]:
+            yield Case(f"5 rows of {width}, centred {centred}", [normal(rng, 5, width)], {"centred": centred})
+
+
 def _times(value: Value, factor: float) -> Value:
     return replace(value, array=value.array * np.float32(factor))
 
@@ -118,7 +124,7 @@ def _with_number(number: float, rng: Rng) -> Iterator[Case]:
 
 
 def _activations(columns: int, rng: Rng) -> Iterator[Case]:
-    for activation in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"):
+    for activation in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "softplus"):
         for rows in ROWS:
             for width in WIDTHS:
                 what = f"{activation} [{rows}, {columns * width}]"
@@ -133,14 +139,9 @@ def _split(rng: Rng) -> Iterator[Case]:
         yield Case(f"{rows} rows", [normal(rng, rows, 64 + 7 + 1), (64, 7, 1)])
 
 
-def _split_heads(rng: Rng) -> Iterator[Case]:
+def _heads(shape: tuple[int, ...], options: dict[str, int], rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
-        yield Case(f"{rows} rows", [normal(rng, rows, 3 * 80)], {"head_dim": 80})
-
-
-def _merge_heads(rng: Rng) -> Iterator[Case]:
-    for rows in ROWS:
-        yield Case(f"{rows} rows", [normal(rng, rows, 3, 80)])
+        yield Case(f"{rows} rows", [normal(rng, rows, *shape)], options)
 
 
 def _gather(rng: Rng) -> Iterator[Case]:
@@ -152,8 +153,10 @@ def _gather(rng: Rng) -> Iterator[Case]:
 
 def _gate(rng: Rng) -> Iterator[Case]:
     for rows in ROWS:
-        for width in (64, 1):
-            yield Case(f"{rows} rows, gates of {width}", [normal(rng, rows, 64), normal(rng, rows, width)])
+        for shape, gates in (((64,), 64), ((64,), 1), ((3, 16), 3), ((3, 20), 3)):
+            yield Case(
+                f"{rows} rows of {shape}, gates of {gates}", [normal(rng, rows, *shape), normal(rng, rows, gates)]
+            )
 
 
 def _xielu(rng: Rng) -> Iterator[Case]:
@@ -166,9 +169,11 @@ def _mul(rng: Rng) -> Iterator[Case]:
         for what, factors in (
             ("a row", normal32(rng, 65)),
             ("a column", normal32(rng, rows, 1)),
+            ("a column in its dtype", normal(rng, rows, 1)),
             ("all", normal(rng, rows, 65)),
         ):
             yield Case(f"{rows} rows by {what}", [normal(rng, rows, 65), factors])
+        yield Case(f"{rows} rows of heads", [normal(rng, rows, 3, 20), normal(rng, rows, 3)])
 
 
 def _clamp(rng: Rng) -> Iterator[Case]:
@@ -256,6 +261,7 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "layer_norm": _layer_norm,
+    "magnitude": _magnitude,
     "rope": _rope,
     "add": _pairwise,
     "scale": partial(_with_number, 11.3137),
@@ -263,8 +269,8 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "act": partial(_activations, 1),
     "act_mul": partial(_activations, 2),
     "split": _split,
-    "split_heads": _split_heads,
-    "merge_heads": _merge_heads,
+    "split_heads": partial(_heads, (3 * 80,), {"head_dim": 80}),
+    "merge_heads": partial(_heads, (3, 80), {}),
     "gather": _gather,
     "gate": _gate,
     "xielu": _xielu,

@@ -13,6 +13,7 @@ from headrace.core.kv.groups import KVGroup, kv_groups
 from headrace.core.models.config import read_config
 from headrace.core.models.declare import declare_params
 from headrace.core.models.decoder import compute_logits, decoder
+from headrace.core.models.name_tables import checkpoint_names
 from headrace.core.models.registry import family_of, read_spec
 from headrace.core.models.rope import RopeRows, rope_rows
 from headrace.core.models.spec import ModelSpec
@@ -172,7 +173,7 @@ def load_folder(folder: Path) -> PagedModel:
     config = read_config(folder)
     spec = read_spec(config, with_images=False)
     source = open_weights(folder)
-    table = family_of(config, with_images=False).weights
+    table = checkpoint_names(family_of(config, with_images=False).weights, spec)
     return PagedModel(spec, place(CheckpointParams(declare_params(spec), source, table)))
 
 

@@ -14,6 +14,10 @@ def _model(model_type: str, sizes: tuple[int, ...], **more: Any) -> Config:
     return {"model_type": model_type, **dict(zip(_KEYS, sizes, strict=True)), "torch_dtype": "bfloat16", **more}
 
 
+_YARN_40 = {
+    "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+    "mscale": 1.0, "mscale_all_dim": 1.0,
+}  # fmt: skip
 PUBLISHED_RECENT: Mapping[str, Config] = {
     "iquest_coder_v1_40b": _model(
         "iquestcoder", (76800, 5120, 27648, 80, 40, 8, 131072), head_dim=128, rope_theta=500000.0, rms_norm_eps=1e-5
@@ -76,6 +80,75 @@ PUBLISHED_RECENT: Mapping[str, Config] = {
         "cohere2_moe", (256000, 8192, 4096, 40, 64, 8, 131072), head_dim=128, sliding_window=4096, num_experts=64,
         num_experts_per_tok=4, rope_theta=50000.0, first_k_dense_replace=1, logit_scale=0.25,
     ),
+    "bitnet_b1_58_2b_4t": _model(
+        "bitnet", (128256, 2560, 6912, 30, 20, 5, 4096), hidden_act="relu2", rope_theta=500000.0, rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    ),
+    "xglm_564m": {
+        "model_type": "xglm", "vocab_size": 256008, "d_model": 1024, "ffn_dim": 4096, "num_layers": 24,
+        "attention_heads": 16, "max_position_embeddings": 2048, "activation_function": "gelu",
+        "scale_embedding": True,
+    },
+    "openai_gpt": {
+        "model_type": "openai-gpt", "vocab_size": 40478, "n_embd": 768, "n_head": 12, "n_layer": 12,
+        "n_positions": 512, "afn": "gelu", "layer_norm_epsilon": 1e-5,
+    },
+    "ctrl": {
+        "model_type": "ctrl", "vocab_size": 246534, "n_embd": 1280, "n_head": 16, "n_layer": 48,
+        "n_positions": 50000, "dff": 8192, "layer_norm_epsilon": 1e-6,
+    },
+    "gpt_neox_japanese_2_7b": {
+        "model_type": "gpt_neox_japanese", "vocab_size": 32000, "hidden_size": 2560, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "intermediate_multiple_size": 4, "max_position_embeddings": 2048,
+        "rotary_pct": 1.0, "rotary_emb_base": 10000, "hidden_act": "gelu", "layer_norm_eps": 1e-5,
+    },
+    "ettin_decoder_150m": {
+        "model_type": "modernbert-decoder", "vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152,
+        "num_hidden_layers": 22, "num_attention_heads": 12, "max_position_embeddings": 7999, "norm_eps": 1e-5,
+        "global_attn_every_n_layers": 3, "local_attention": 128, "global_rope_theta": 160000.0,
+        "local_rope_theta": 160000.0, "decoder_bias": True, "classifier_activation": "gelu", "norm_bias": False,
+    },
+    "flint": _model(
+        "flint", (150144, 2048, 6144, 49, 32, 4, 262144), head_dim=128, sliding_window=513, num_experts=256,
+        num_experts_per_tok=6, moe_intermediate_size=512, shared_expert_intermediate_size=1024,
+    ),
+    "laguna_xs_sizes": _model(
+        "laguna", (100352, 2048, 8192, 40, 48, 8, 131072), head_dim=128, sliding_window=512, num_experts=256,
+        num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512, gating="per-head",
+        layer_types=["full_attention"] + ["sliding_attention"] * 39,
+    ),
+    "mimo_v2_flash": _model(
+        "mimo_v2_flash", (152576, 4096, 16384, 48, 64, 4, 262144), head_dim=192, v_head_dim=128, sliding_window=128,
+        sliding_window_size=128, n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
+        routed_scaling_factor=None, attention_value_scale=0.707, n_group=1, topk_group=1,
+    ),
+    "dbrx_instruct": {
+        "model_type": "dbrx", "vocab_size": 100352, "d_model": 6144, "n_heads": 48, "n_layers": 40,
+        "max_seq_len": 32768, "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}, "torch_dtype": "bfloat16",
+        "rope_theta": 500000,
+    },
+    "deepseek_v3_2": _model(
+        "deepseek_v32", (129280, 7168, 18432, 61, 128, 128, 163840), kv_lora_rank=512, q_lora_rank=1536,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=256, num_experts_per_tok=8,
+        moe_intermediate_size=2048, first_k_dense_replace=3, routed_scaling_factor=2.5, index_topk=2048,
+        rope_scaling=_YARN_40, rope_theta=10000,
+    ),
+    "glm_5": _model(
+        "glm_moe_dsa", (154880, 6144, 12288, 78, 64, 64, 202752), kv_lora_rank=512, q_lora_rank=2048,
+        qk_nope_head_dim=192, qk_rope_head_dim=64, v_head_dim=256, n_routed_experts=256, num_experts_per_tok=8,
+        moe_intermediate_size=2048, first_k_dense_replace=3, routed_scaling_factor=2.5, index_topk=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000},
+    ),
+    "gemma_3n_e2b_text": {
+        "model_type": "gemma3n_text", "vocab_size": 262400, "hidden_size": 2048, "intermediate_size": [8192] * 30,
+        "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+        "max_position_embeddings": 32768, "sliding_window": 512, "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0, "num_kv_shared_layers": 10, "laurel_rank": 64, "altup_num_inputs": 4,
+        "activation_sparsity_pattern": [0.95] * 10 + [0.0] * 20, "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "torch_dtype": "bfloat16",
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 6,
+    },
     "aria_25b_text": _model(
         "aria_text", (100352, 2560, 1664, 28, 20, 20, 65536), moe_num_experts=64, moe_topk=6,
         moe_num_shared_experts=2, rope_theta=5000000,

@@ -141,6 +141,35 @@ PUBLISHED_RECURRENT: Mapping[str, Mapping[str, Any]] = {
         "block_multiple_of": 256, "conv_L_cache": 3, "conv_bias": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
         "rope_theta": 1000000.0, "tie_embedding": True, "torch_dtype": "bfloat16",
     },
+    "lfm3_1_7b": _sizes(
+        "lfm3", (128000, 2048, 7680, 24, 16, 4, 128000), head_dim=128, conv_L_cache=7, sliding_window=256,
+        norm_eps=1e-5,
+    ),
+    "olmo_hybrid_7b": _sizes(
+        "olmo_hybrid", (100352, 3840, 11008, 32, 30, 30, 65536), linear_num_key_heads=30, linear_num_value_heads=30,
+        linear_key_head_dim=96, linear_value_head_dim=192, linear_conv_kernel_dim=4, linear_allow_neg_eigval=True,
+        rms_norm_eps=1e-6, rope_parameters={"rope_theta": None, "rope_type": "default"},
+        layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 8,
+    ),
+    "kimi_linear_48b_a3b": {
+        "model_type": "kimi_linear", "vocab_size": 163840, "hidden_size": 2304, "intermediate_size": 9216,
+        "num_hidden_layers": 27, "num_attention_heads": 32, "num_key_value_heads": 32, "model_max_length": 1048576,
+        "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "moe_intermediate_size": 1024, "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1,
+        "num_expert_group": 1, "topk_group": 1, "moe_renormalize": True, "routed_scaling_factor": 2.446,
+        "first_k_dense_replace": 1, "rms_norm_eps": 1e-5, "hidden_act": "silu", "torch_dtype": "bfloat16",
+        "linear_attn_config": {
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32,
+            "kda_layers": [i for i in range(1, 27) if i % 4], "short_conv_kernel_size": 4,
+        },
+    },
+    "minimax_text_01": _sizes(
+        "minimax", (200064, 6144, 9216, 80, 64, 8, 10240000), head_dim=128, num_local_experts=32,
+        num_experts_per_tok=2, rope_theta=10000000, block_size=256, full_attn_alpha_factor=3.5565588200778455,
+        full_attn_beta_factor=1.0, linear_attn_alpha_factor=3.5565588200778455, linear_attn_beta_factor=1.0,
+        mlp_alpha_factor=3.5565588200778455, mlp_beta_factor=1.0, rms_norm_eps=1e-5,
+        layer_types=(["linear_attention"] * 7 + ["full_attention"]) * 10,
+    ),
     "lfm2_8b_a1b": {
         "model_type": "lfm2_moe", "vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 7168,
         "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 8, "norm_eps": 1e-5,

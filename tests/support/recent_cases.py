@@ -23,6 +23,26 @@ COHERE2_MOE: Mapping[str, Any] = {
     "head_dim": 24, "sliding_window": 6, "tie_word_embeddings": False, "mlp_layer_types": ["dense"] + ["sparse"] * 3,
     "layer_types": ["full_attention", "sliding_attention"] * 2,
 }  # fmt: skip
+FLINT: Mapping[str, Any] = {
+    "head_dim": 16, "sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"] * 2,
+}  # fmt: skip
+LAGUNA: Mapping[str, Any] = {**FLINT, "mlp_layer_types": ["dense"] + ["sparse"] * 3}
+MIMO: Mapping[str, Any] = {**LAGUNA, "head_dim": 24, "v_head_dim": 16, "n_group": 1, "num_key_value_heads": 1}
+DBRX: Mapping[str, Any] = {
+    "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10000.0},
+    "ffn_config": {"ffn_hidden_size": 40, "moe_num_experts": 8, "moe_top_k": 2},
+}  # fmt: skip
+GEMMA3N: Mapping[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 16, "sliding_window": 6,
+    "hidden_size_per_layer_input": 12, "vocab_size_per_layer_input": 100, "laurel_rank": 8,
+    "num_kv_shared_layers": 2, "intermediate_size": [88, 88, 40, 40],
+    "activation_sparsity_pattern": [0.9, 0.0, 0.5, 0.0], "tie_word_embeddings": False,
+}  # fmt: skip
+LATENT: Mapping[str, Any] = {"num_key_value_heads": 4, "n_group": 2, "topk_group": 1}
+MODERNBERT: Mapping[str, Any] = {
+    "local_attention": 12, "attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True,
+    "decoder_bias": False,
+}  # fmt: skip
 SPARSE = ["dense", "sparse", "sparse", "sparse"]
 RECENT_CASES = (
     Case("gemma4", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
@@ -41,6 +61,19 @@ RECENT_CASES = (
     Case("hy_v3", "hy_v3", {"head_dim": 16, "mlp_layer_types": SPARSE}),
     Case("cohere2_moe", "cohere2_moe", {**COHERE2_MOE, "prefix_dense_intermediate_size": 40}),
     Case("aria_text", "aria_text", {"tie_word_embeddings": False}),
+    Case("bitnet", "bitnet", {}),
+    Case("xglm", "xglm", {"attention_heads": 4}, has_sdpa=False),
+    Case("openai_gpt", "openai-gpt", {}, has_sdpa=False),
+    Case("ctrl", "ctrl", {"dff": 88}),
+    Case("gpt_neox_japanese", "gpt_neox_japanese", {"intermediate_multiple_size": 2}, has_sdpa=False),
+    Case("modernbert_decoder", "modernbert-decoder", {"local_attention": 12, "tie_word_embeddings": False}),
+    Case("flint", "flint", {**FLINT, "mlp_only_layers": [0]}, has_sdpa=False),
+    Case("laguna", "laguna", {**LAGUNA, "num_attention_heads_per_layer": [4, 2, 6, 4]}),
+    Case("mimo_v2_flash", "mimo_v2_flash", MIMO, has_sdpa=False),
+    Case("dbrx", "dbrx", DBRX),
+    Case("deepseek_v32", "deepseek_v32", LATENT),
+    Case("glm_moe_dsa", "glm_moe_dsa", {**LATENT, "index_head_dim": 16}),
+    Case("gemma3n", "gemma3n_text", GEMMA3N),
 )
 RECENT_FLAGS = (
     Case("hyperclovax_plain", "hyperclovax", {"use_post_norm": False}),
@@ -48,6 +81,22 @@ RECENT_FLAGS = (
     Case("exaone_moe_full", "exaone_moe", {"layer_types": ["full_attention"] * 4, "head_dim": 16}),
     Case("flex_olmo_bias", "flex_olmo", {"attention_bias": True, "norm_topk_prob": True, "num_experts_per_tok": 3}),
     Case("nanochat_bias", "nanochat", {"attention_bias": True, "final_logit_softcapping": None}),
+    Case("flint_plain", "flint", {**FLINT, "mlp_only_layers": [], "norm_topk_prob": False}, has_sdpa=False),
+    Case("laguna_elements", "laguna", {**LAGUNA, "gating": "per-element", "moe_router_logit_softcapping": 2.0}),
+    Case("mimo_v2_flash_biases", "mimo_v2_flash", {**MIMO, "attention_bias": True, "v_head_dim": 24}, has_sdpa=False),
+    Case("bitnet_bias", "bitnet", {"attention_bias": True, "tie_word_embeddings": True}),
+    Case("modernbert_decoder_biases", "modernbert-decoder", MODERNBERT),
+    Case(
+        "gemma3n_plain",
+        "gemma3n_text",
+        {
+            **GEMMA3N,
+            "num_kv_shared_layers": 0,
+            "altup_num_inputs": 3,
+            "altup_correct_scale": False,
+            "altup_active_idx": 1,
+        },
+    ),
     Case("hy_v3_bias", "hy_v3", {"head_dim": 16, "attention_bias": True}),
     Case(
         "cohere2_moe_shared",

@@ -32,6 +32,22 @@ ZAMBA2: Mapping[str, Any] = {
     "mamba_d_state": 12, "chunk_size": 8, "num_mem_blocks": 2, "adapter_rank": 6, "use_mem_rope": True,
     "num_attention_heads": 8, "num_key_value_heads": 8,
 }  # fmt: skip
+NO_ROPE = {"rope_theta": None, "rope_type": "default"}
+LFM3: Mapping[str, Any] = {
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "head_dim": 16, "sliding_window": 6,
+}  # fmt: skip
+OLMO_DELTA: Mapping[str, Any] = {
+    # Saving cuts the convolution into equal parts, whatever the sizes of keys and values.
+    "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_num_value_heads": 4, "linear_value_head_dim": 16,
+}  # fmt: skip
+KIMI: Mapping[str, Any] = {
+    **HYBRID, "linear_num_heads": 4, "linear_head_dim": 16, "num_key_value_heads": 4, "q_lora_rank": None,
+    "mlp_layer_types": ["dense"] + ["sparse"] * 3,
+}  # fmt: skip
+MINIMAX: Mapping[str, Any] = {
+    "block_size": 8, "full_attn_alpha_factor": 3.5, "full_attn_beta_factor": 0.9, "linear_attn_alpha_factor": 1.5,
+    "linear_attn_beta_factor": 0.8, "mlp_alpha_factor": 2.5, "mlp_beta_factor": 0.7,
+}  # fmt: skip
 RECURRENT_CASES = (
     Case("mamba", "mamba", MAMBA, has_sdpa=False),
     Case("falcon_mamba", "falcon_mamba", MAMBA, has_sdpa=False),
@@ -51,6 +67,10 @@ RECURRENT_CASES = (
     Case("zamba2", "zamba2", ZAMBA2, lengths=(8, 5)),
     Case("lfm2", "lfm2", {**CONV, "block_multiple_of": 8}),
     Case("lfm2_moe", "lfm2_moe", CONV),
+    Case("lfm3", "lfm3", LFM3),
+    Case("olmo_hybrid", "olmo_hybrid", {**HYBRID, **OLMO_DELTA}),
+    Case("kimi_linear", "kimi_linear", KIMI),
+    Case("minimax", "minimax", {**HYBRID, **MINIMAX}),
 )
 RECURRENT_FLAGS = (
     Case(
@@ -101,5 +121,12 @@ RECURRENT_FLAGS = (
         lengths=(5, 4),
     ),
     Case("lfm2_bias", "lfm2", {**CONV, "conv_bias": True, "block_auto_adjust_ff_dim": False, "conv_L_cache": 4}),
+    Case("lfm3_plain", "lfm3", {**LFM3, "use_attention_gate": False, "use_sandwich_norm": False, "conv_bias": True}),
+    Case(
+        "olmo_hybrid_nope",
+        "olmo_hybrid",
+        {**HYBRID, **OLMO_DELTA, "linear_allow_neg_eigval": False, "rope_parameters": NO_ROPE},
+    ),
+    Case("kimi_linear_latent", "kimi_linear", {**KIMI, "q_lora_rank": 24, "moe_renormalize": False}),
     Case("lfm2_moe_plain", "lfm2_moe", {**CONV, "use_expert_bias": False, "norm_topk_prob": False}),
 )

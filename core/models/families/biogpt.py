@@ -5,21 +5,14 @@ import dataclasses
 from ...weights.names import Stored
 from ..config import HFConfig
 from ..llama_like import llama_like, replace_mlp, turn_only, with_biases
-from ..name_tables import IGNORE, name_table
+from ..name_tables import BART_LAYER, IGNORE, name_table
 from ..spec import ModelSpec, NormSpec
 
 WEIGHTS = name_table(
     {
+        **BART_LAYER,
         "embed_tokens": "biogpt.embed_tokens",
         "embed_positions": Stored(name="biogpt.embed_positions", skip_rows=2),
-        "attn_norm": "self_attn_layer_norm",
-        "attn.q_proj": "self_attn.q_proj",
-        "attn.k_proj": "self_attn.k_proj",
-        "attn.v_proj": "self_attn.v_proj",
-        "attn.o_proj": "self_attn.out_proj",
-        "mlp_norm": "final_layer_norm",
-        "mlp.up_proj": "fc1",
-        "mlp.down_proj": "fc2",
         "final_norm": "biogpt.layer_norm",
         "lm_head": "output_projection",
     },

@@ -20,12 +20,13 @@ def to_spec(config: HFConfig) -> ModelSpec:
     if is_encoder:  # EmbeddingGemma; the window is then what a token sees on both sides together
         window = config.size("sliding_window") // 2 + 1
         config = config.replace(use_bidirectional_attention=False, sliding_window=window)
-    spec = gemma_like(_with_rope_per_layer_type(config), layer_types)
+    spec = gemma_like(with_rope_per_layer_type(config), layer_types)
     spec = replace_attention(spec, qk_norm=spec.norm)
     return dataclasses.replace(spec, kind="encoder") if is_encoder else spec
 
 
-def _with_rope_per_layer_type(config: HFConfig) -> HFConfig:
+def with_rope_per_layer_type(config: HFConfig) -> HFConfig:
+    """The config with rope parameters of both kinds of layers, however they are stated."""
     ropes = HFConfig(config.mapping("rope_parameters"), file=f"rope_parameters of {config.file}")
     full = {**ropes.mapping(FULL), **config.mapping("rope_scaling")}
     full.setdefault("rope_theta", config.number("rope_theta", 1_000_000.0))

@@ -5,19 +5,16 @@ import dataclasses
 from ...errors import ModelError
 from ...weights.names import Stored
 from ..config import HFConfig
-from ..llama_like import FULL, SLIDING, llama_like, read_rope
+from ..llama_like import FULL, SLIDING, llama_like, read_rope, share_keys
 from ..mixtures import read_experts
-from ..name_tables import SANDWICH, llama_names
+from ..name_tables import LAYER_INPUTS, SANDWICH, llama_names
 from ..spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
 
 WEIGHTS = llama_names(
     {
         **SANDWICH, "mlp_out_norm": "post_feedforward_layernorm_1", "moe_norm": "pre_feedforward_layernorm_2",
         "moe_out_norm": "post_feedforward_layernorm_2", "moe.router": "router.proj",
-        "input_gate": "per_layer_input_gate", "input_proj": "per_layer_projection",
-        "input_norm": "post_per_layer_input_norm", "embed_layers": "model.embed_tokens_per_layer",
-        "embed_layers_proj": "model.per_layer_model_projection",
-        "embed_layers_norm": "model.per_layer_projection_norm",
+        **LAYER_INPUTS,
     },
     tensors={
         "scalar": Stored(name="layer_scalar", is_scalar=True),
@@ -27,7 +24,6 @@ WEIGHTS = llama_names(
             name="experts.down_proj", stacked=True, scaled_by="router.per_expert_scale"
         ),
     },
-    ignore=(r"\.self_attn\.(k_norm|[kv]_proj)\.(weight|bias)$",),  # of layers that read another's keys and values
 )  # fmt: skip
 _ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
@@ -58,20 +54,17 @@ def to_spec(config: HFConfig) -> ModelSpec:
     def finish(i: int, layer: LayerSpec) -> LayerSpec:
         attn, mlp = _attention(config, layer.attn, kinds[i], i), layer.mlp
         if i >= first_shared:
-            owners = [j for j in range(first_shared) if kinds[j] == kinds[i]]
-            if not owners:
-                raise ModelError(f"{config.file} has no {kinds[i]} layer whose keys and values layer {i} could share")
-            attn = dataclasses.replace(attn, kv_layer=owners[-1])
             mlp = dataclasses.replace(mlp, intermediate_size=mlp.intermediate_size * wide)
         return dataclasses.replace(alone, attn=attn, mlp=mlp)
 
-    return dataclasses.replace(
+    spec = dataclasses.replace(
         spec,
         layers=tuple(finish(i, layer) for i, layer in enumerate(spec.layers)),
         embed_scale=spec.hidden_size**0.5,
         layer_input_size=config.integer("hidden_size_per_layer_input", 256, null=0),
         logit_softcap=config.number("final_logit_softcapping", 0.0, null=0.0),
     )
+    return share_keys(spec, kinds, config)
 
 
 def _attention(config: HFConfig, attn: AttentionSpec, kind: str, layer_idx: int) -> AttentionSpec:

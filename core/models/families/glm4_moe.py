@@ -6,7 +6,7 @@ from ..mixtures import read_deepseek_experts, replace_with_experts, sparse_after
 from ..name_tables import CORRECTION, EXPERTS, SHARED_EXPERTS, llama_names
 from ..spec import ModelSpec
 
-WEIGHTS = llama_names({**EXPERTS, **SHARED_EXPERTS}, tensors=CORRECTION, has_more_layers=True)
+WEIGHTS = llama_names({**EXPERTS, **SHARED_EXPERTS}, tensors=CORRECTION)
 
 
 def to_spec(config: HFConfig) -> ModelSpec:
@@ -14,6 +14,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
     config = config.with_defaults(
         num_key_value_heads=8, max_position_embeddings=131072, hidden_act="silu", partial_rotary_factor=0.5,
         moe_intermediate_size=1408, num_experts_per_tok=8, n_shared_experts=1, n_routed_experts=128,
+        num_nextn_predict_layers=1,
     )  # fmt: skip
     spec = llama_like(config, rms_norm_eps=1e-5)
     spec = replace_attention(

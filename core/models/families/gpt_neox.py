@@ -1,27 +1,32 @@
 """GPT-NeoX (Pythia, Dolly, RedPajama): parallel blocks with a norm each, partial rope, fused qkv."""
 
-from ...weights.names import Stored
+from collections.abc import Mapping
+
+from ...weights.names import NameTable, Stored
 from ..config import HFConfig
 from ..llama_like import layer_norm, llama_like, replace_layers, replace_mlp, with_biases
 from ..name_tables import name_table
 from ..spec import ModelSpec
 
-WEIGHTS = name_table(
-    {
-        "embed_tokens": "gpt_neox.embed_in",
+
+def names(base: str, tensors: Mapping[str, str | Stored] | None = None) -> NameTable:
+    """The table of a GPT-NeoX whose backbone is called `base`; tensors: as name_table takes them."""
+    modules: dict[str, str | Stored] = {
+        "embed_tokens": f"{base}.embed_in",
         "attn_norm": "input_layernorm",
         "attn.qkv_proj": Stored(name="attention.query_key_value", interleaved=True),
         "attn.o_proj": "attention.dense",
         "mlp_norm": "post_attention_layernorm",
         "mlp.up_proj": "mlp.dense_h_to_4h",
         "mlp.down_proj": "mlp.dense_4h_to_h",
-        "final_norm": "gpt_neox.final_layer_norm",
+        "final_norm": f"{base}.final_layer_norm",
         "lm_head": "embed_out",
-    },
-    layer="gpt_neox.layers.{i}.",
-    base_prefix="gpt_neox.",
-    ignore=(r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$", r"^embed_out\.weight$"),
-)
+    }
+    ignore = (r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$", r"^embed_out\.weight$")
+    return name_table(modules, tensors=tensors, layer=f"{base}.layers.{{i}}.", base_prefix=f"{base}.", ignore=ignore)
+
+
+WEIGHTS = names("gpt_neox")
 
 
 def to_spec(config: HFConfig) -> ModelSpec:

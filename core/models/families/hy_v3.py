@@ -14,7 +14,6 @@ _SHARED = {
 WEIGHTS = llama_names(
     {**EXPERTS, **_SHARED, "mlp.router": Stored(name="mlp.router.gate", also=("mlp.gate",))},
     tensors={"mlp.router.correction": Stored(name="mlp.expert_bias", also=("mlp.e_score_correction_bias",))},
-    has_more_layers=True,
 )
 
 
@@ -24,6 +23,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
         num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, hidden_act="silu", rope_theta=11158840.0,
         moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, num_shared_experts=1,
         router_scaling_factor=2.826,
+        num_nextn_predict_layers=1,
     ).alias(n_shared_experts="num_shared_experts", routed_scaling_factor="router_scaling_factor")  # fmt: skip
     spec = with_biases(llama_like(config, rms_norm_eps=1e-5), attention=config.boolean("attention_bias", False))
     spec = replace_attention(spec, qk_norm=spec.norm)

@@ -1,5 +1,7 @@
 """LFM2: short convolutions between two gates, and an attention layer with normalised heads now and then."""
 
+from collections.abc import Sequence
+
 from ..config import HFConfig
 from ..hybrids import recurrent_layers, replace_with_mixers
 from ..llama_like import llama_like, replace_attention
@@ -26,12 +28,14 @@ def to_spec(config: HFConfig) -> ModelSpec:
     return lfm2_like(config.replace(intermediate_size=size))
 
 
-def lfm2_like(config: HFConfig) -> ModelSpec:
-    """What both LFM2s share."""
+def lfm2_like(config: HFConfig, layer_types: Sequence[str] = ()) -> ModelSpec:
+    """What all LFMs share. layer_types: of attention, as llama_like takes them."""
     config = config.with_defaults(
         num_key_value_heads=8, max_position_embeddings=128000, tie_word_embeddings=True, rope_theta=1000000.0
     )
-    spec = llama_like(config.replace(hidden_act="silu", rms_norm_eps=config.number("norm_eps", 1e-5)))
+    spec = llama_like(
+        config.replace(hidden_act="silu", rms_norm_eps=config.number("norm_eps", 1e-5)), layer_types=layer_types
+    )
     bias, attention = config.boolean("conv_bias", False), config.get("full_attn_idxs")
     mixer = MixerSpec(
         kind="conv",

@@ -9,13 +9,12 @@ from ..spec import ModelSpec
 WEIGHTS = llama_names(
     BLOCK_SPARSE_EXPERTS,
     tensors={"mlp.router.correction": "block_sparse_moe.e_score_correction_bias"},
-    has_more_layers=True,
 )
 
 
 def to_spec(config: HFConfig) -> ModelSpec:
     """Llama; published files say `rotary_dim`."""
-    config = config.with_defaults(
+    config = config.alias(num_nextn_predict_layers="num_mtp_modules").with_defaults(
         num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, hidden_act="silu", rope_theta=5000000.0,
         num_local_experts=256, num_experts_per_tok=8,
     )  # fmt: skip

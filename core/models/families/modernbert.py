@@ -5,18 +5,18 @@ from ..config import HFConfig
 from ..llama_like import FULL, SLIDING, read_activation, read_rope
 from ..spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, PoolerSpec, Pooling
 
+MODULES = {
+    "embed_tokens": "model.embeddings.tok_embeddings",
+    "embed_norm": "model.embeddings.norm",
+    "attn_norm": "attn_norm",
+    "attn.o_proj": "attn.Wo",
+    "mlp_norm": "mlp_norm",
+    "mlp.gate_up_proj": "mlp.Wi",
+    "mlp.down_proj": "mlp.Wo",
+    "final_norm": "model.final_norm",
+}
 WEIGHTS = encoder_names(
-    {
-        "embed_tokens": "model.embeddings.tok_embeddings",
-        "embed_norm": "model.embeddings.norm",
-        "attn_norm": "attn_norm",
-        "attn.qkv_proj": "attn.Wqkv",
-        "attn.o_proj": "attn.Wo",
-        "mlp_norm": "mlp_norm",
-        "mlp.gate_up_proj": "mlp.Wi",
-        "mlp.down_proj": "mlp.Wo",
-        "final_norm": "model.final_norm",
-    },
+    {**MODULES, "attn.qkv_proj": "attn.Wqkv"},
     {"dense": "head.dense", "dense_norm": "head.norm", "classifier": "classifier"},
     layer="model.layers.{i}.",
     prefix="model.",

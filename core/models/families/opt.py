@@ -6,25 +6,18 @@ from ...errors import ModelError
 from ...weights.names import Stored
 from ..config import HFConfig
 from ..llama_like import llama_like, replace_layers, replace_mlp, turn_only, with_biases
-from ..name_tables import IGNORE, name_table
+from ..name_tables import BART_LAYER, IGNORE, name_table
 from ..spec import ModelSpec, NormSpec
 
 WEIGHTS = name_table(
     {
+        **BART_LAYER,
         "embed_tokens": "model.decoder.embed_tokens",
         "embed_positions": Stored(name="model.decoder.embed_positions", skip_rows=2),
         "project_in": "model.decoder.project_in",
         "project_out": "model.decoder.project_out",
-        "attn_norm": "self_attn_layer_norm",
         "attn_post_norm": "self_attn_layer_norm",
-        "attn.q_proj": "self_attn.q_proj",
-        "attn.k_proj": "self_attn.k_proj",
-        "attn.v_proj": "self_attn.v_proj",
-        "attn.o_proj": "self_attn.out_proj",
-        "mlp_norm": "final_layer_norm",
         "mlp_post_norm": "final_layer_norm",
-        "mlp.up_proj": "fc1",
-        "mlp.down_proj": "fc2",
         "final_norm": "model.decoder.final_layer_norm",
         "lm_head": "lm_head",
     },

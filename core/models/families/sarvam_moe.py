@@ -28,5 +28,6 @@ def to_spec(config: HFConfig) -> ModelSpec:
     ).with_defaults(
         num_key_value_heads=4, head_dim=64, rms_norm_eps=1e-6, rope_theta=8000000.0, partial_rotary_factor=1.0,
         moe_intermediate_size=1024, num_experts_per_tok=6, routed_scaling_factor=2.5, use_qk_norm=True,
+        num_nextn_predict_layers=0,
     )  # fmt: skip
     return glm4_moe.to_spec(config)

@@ -48,6 +48,7 @@ def act_mul(x: Array, *, activation: "Activation") -> Array:
 @compiled()
 def gate(x: Array, gates: Array) -> Array:
     """x * sigmoid(gates), in float32."""
+    gates = gates[..., None] if gates.ndim < x.ndim else gates
     return (widen(x) * jax.nn.sigmoid(widen(gates))).astype(x.dtype)
 
 
@@ -63,6 +64,7 @@ def xielu(x: Array, alpha_p: Array, alpha_n: Array) -> Array:
 @compiled()
 def mul(x: Array, y: Array) -> Array:
     """x * y in float32, as x's dtype."""
+    y = y[..., None] if 1 < y.ndim < x.ndim else y
     return (widen(x) * y).astype(x.dtype)
 
 
@@ -142,6 +144,8 @@ def activate(x: Array, activation: "Activation") -> Array:
             return jnp.tanh(x)
         case "sigmoid":
             return jax.nn.sigmoid(x)
+        case "softplus":
+            return jax.nn.softplus(x)
 
 
 FUNCTIONS = (

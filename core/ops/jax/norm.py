@@ -36,4 +36,13 @@ def layer_norm(x: Array, weight: Array | None, bias: Array | None, *, eps: float
     return y.astype(x.dtype)
 
 
-FUNCTIONS = (rms_norm, add_rms_norm, layer_norm)
+@compiled("centred")
+def magnitude(x: Array, *, centred: bool = False) -> Array:
+    """The root of each row's mean square, or of its variance, float32 [num_tokens, 1]."""
+    wide = widen(x)
+    if centred:
+        wide = wide - wide.mean(-1, keepdims=True)
+    return jnp.sqrt(jnp.square(wide).mean(-1, keepdims=True))
+
+
+FUNCTIONS = (rms_norm, add_rms_norm, layer_norm, magnitude)

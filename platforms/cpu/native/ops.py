@@ -40,6 +40,7 @@ _NUM_VALUES = {
     "rms_norm": 1,
     "add_rms_norm": 2,
     "layer_norm": 1,
+    "magnitude": 1,
     "rotary_angles": 0,
     "rope": 3,
     "write_kv": 2,

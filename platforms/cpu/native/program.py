@@ -211,6 +211,9 @@ class NativeProgram:
             i.attrs["eps"],
         )
 
+    def _magnitude(self, i: Instruction) -> None:
+        self._program.magnitude(self._view(i.outputs[0]), self._view(i.inputs[0]), i.attrs["centred"])
+
     def _rotary_angles(self, i: Instruction) -> None:
         _, inv_freq, factors, rows = i.inputs
         assert isinstance(inv_freq, ParamRef)

@@ -25,7 +25,7 @@ from .values import (
     Value,
 )
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "softplus")
 TAKES_GAPS = ("absorb_keys", "concat", "rope", "split", "split_heads")
 """Ops that read heads as they lie; others read a copy of heads that have gaps between them."""
 MAX_CONV_WIDTH = 4
@@ -161,6 +161,9 @@ class Tracer:
 
     def layer_norm(self, x: Value, weight: ParamRef | None, bias: ParamRef | None, *, eps: float) -> Value:
         return self._emit("layer_norm", (x, weight, bias), self._like(x), eps=eps)
+
+    def magnitude(self, x: Value, *, centred: bool = False) -> Value:
+        return self._emit("magnitude", (x,), self._new(x.rows, 1, "float32"), centred=centred)
 
     def rotary_angles(
         self,

@@ -22,7 +22,8 @@ SIZES = {
     "rotary_dim": 8, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
     "n_groups": 2, "max_position_embeddings": 128,
 }  # fmt: skip
-ADDS_ONE = r"((vault)?gemma(?!4)|nemotron$|qwen3_(next|5))"
+OWN_SIZES = {"gemma3n_text": {"num_kv_shared_layers": 1}, "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 8}}
+ADDS_ONE = r"((vault)?gemma(?!4|3n)|nemotron$|qwen3_(next|5))"
 """Families whose norms, but for those of recurrences, are stored less one."""
 EMBEDDINGS = ("embed_tokens.weight", "embed_layers.weight")
 
@@ -116,7 +117,7 @@ def test_needs_are_what_a_device_may_lack() -> None:
 
 
 def tiny(model_type: str, **changes: object) -> ModelSpec:
-    return read_spec(HFConfig({"model_type": model_type, **SIZES, **changes}))
+    return read_spec(HFConfig({"model_type": model_type, **SIZES, **OWN_SIZES.get(model_type, {}), **changes}))
 
 
 def by_name(spec: ModelSpec) -> dict[str, Param]:

@@ -348,7 +348,7 @@ def test_the_lint_sees_the_decoder() -> None:
         ("else angles[number]", "else (angles[number][0].T, None)"),
         ("batch.block_tables[group],", "batch.block_tables[group][:1],"),
         ("batch.seq_lens,", "batch.seq_lens.max(),"),
-        ("value = ops.split_heads(own[-1], head_dim=head_dim)", "value = own[-1].view(-1, 1, head_dim)"),
+        ("value = ops.split_heads(own[-1], head_dim=attn.v_head_dim or head_dim)", "value = own[-1].view(-1, 1, 2)"),
         ("return ops.rope(x, cos, sin", "return ops.rope(x * cos, cos, sin"),
     ]
     for good, bad in changed:

@@ -84,16 +84,16 @@ SIZES_WITHOUT_A_DEFAULT_THAT_FITS: Mapping[str, Mapping[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 15]]},
     "deepseek_v2": {"num_experts_per_tok": 2}, "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2},
     "helium": {"num_key_value_heads": 8}, "jais2": {"num_key_value_heads": 8}, "mamba2": {"num_heads": 8},
-    "zamba2": {"num_hidden_layers": 54},
+    "zamba2": {"num_hidden_layers": 54}, "bitnet": {"num_key_value_heads": 8},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("model_type", [name for name in family_names() if name not in RESPELLED])
 def test_sizes_alone_take_the_defaults_of_the_config_class(model_type: str) -> None:
     """Keys that the hub's files leave out: the family file states what transformers' class assumes."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    if model_type in ("gpt2", "gpt_bigcode"):
+    if model_type in ("gpt2", "gpt_bigcode", "openai_gpt"):
         sizes: dict[str, Any] = {"vocab_size": 500, "n_embd": 48, "n_layer": 3, "n_head": 4}
     elif model_type in {config["model_type"] for config in seq2seq.values()}:
         sizes = dict(SEQ2SEQ_SIZES)
@@ -102,7 +102,8 @@ def test_sizes_alone_take_the_defaults_of_the_config_class(model_type: str) -> N
             "vocab_size": 500, "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 30,
             "num_attention_heads": 32, **SIZES_WITHOUT_A_DEFAULT_THAT_FITS.get(model_type, {}),
         }  # fmt: skip
-    theirs = AutoConfig.for_model(model_type.replace("xlm_roberta", "xlm-roberta"), **sizes).to_dict()
+    named = model_type if model_type in CONFIG_MAPPING else model_type.replace("_", "-")
+    theirs = AutoConfig.for_model(named, **sizes).to_dict()
     assert read_spec(HFConfig({**sizes, "model_type": theirs["model_type"]})) == read_spec(HFConfig(theirs))
 
 

@@ -1,0 +1,73 @@
+"""The language model of Gemma 3n: four residual streams, a path of low rank beside attention, sparse activations,
+inputs of each layer's own, and layers that read the keys and values of others."""
+
+import dataclasses
+
+from ...errors import ModelError
+from ..config import HFConfig
+from ..llama_like import FULL, SLIDING, llama_like, replace_attention, share_keys
+from ..name_tables import LAYER_INPUTS, SANDWICH, llama_names
+from ..spec import AltUpSpec, LayerSpec, ModelSpec
+from .gemma3_text import with_rope_per_layer_type
+
+WEIGHTS = llama_names(
+    {
+        **SANDWICH, **LAYER_INPUTS, "altup_in.{i}": "model.altup_projections.{i}",
+        "altup_out.{i}": "model.altup_unembed_projections.{i}", "altup.router_norm": "altup.router_norm",
+        "altup.router": "altup.modality_router", "altup.predict": "altup.prediction_coefs",
+        "altup.correct": "altup.correction_coefs", "laurel.in_proj": "laurel.linear_left",
+        "laurel.out_proj": "laurel.linear_right", "laurel.norm": "laurel.post_laurel_norm",
+    },
+    tensors={"altup.scale": "altup.correct_output_scale"},
+)  # fmt: skip
+
+
+def to_spec(config: HFConfig) -> ModelSpec:
+    """Each layer may have a feed-forward size and a sparsity of its own; the latter is the share that is cut off."""
+    config = config.with_defaults(
+        num_key_value_heads=2, head_dim=256, max_position_embeddings=32768, hidden_activation="gelu_pytorch_tanh",
+        sliding_window=512, tie_word_embeddings=True, num_kv_shared_layers=15, intermediate_size=16384,
+    )  # fmt: skip
+    num_layers = config.num_layers()
+    sizes = _by_layer(config, "intermediate_size", config.get("intermediate_size"))
+    sparsities = _by_layer(config, "activation_sparsity_pattern", [0.95] * 10 * (num_layers > 10))
+    kinds = config.texts("layer_types") or [SLIDING if (i + 1) % 5 else FULL for i in range(num_layers)]
+    config = with_rope_per_layer_type(config.replace(intermediate_size=int(sizes[0])))
+    spec = llama_like(config, layer_types=kinds, activation_key="hidden_activation")
+    bias, no_weight = config.boolean("attention_bias", False), dataclasses.replace(spec.norm, weight=False)
+    spec = replace_attention(spec, scale=1.0, qk_norm=spec.norm, value_norm=no_weight, qkv_bias=bias, o_bias=bias)
+    alone = LayerSpec(post_norm=True, laurel_rank=config.size("laurel_rank", 64))
+    layers = (
+        dataclasses.replace(
+            alone,
+            attn=layer.attn,
+            mlp=dataclasses.replace(layer.mlp, intermediate_size=int(size), sparsity=sparsity),
+        )
+        for layer, size, sparsity in zip(spec.layers, sizes, sparsities, strict=True)
+    )
+    altup = AltUpSpec(
+        num_streams=config.size("altup_num_inputs", 4),
+        active=config.integer("altup_active_idx", 0),
+        scales_output=config.boolean("altup_correct_scale", True),
+    )
+    spec = dataclasses.replace(
+        spec,
+        layers=tuple(layers),
+        embed_scale=spec.hidden_size**0.5,
+        layer_input_size=config.size("hidden_size_per_layer_input", 256),
+        altup=altup,
+        logit_softcap=config.number("final_logit_softcapping", 30.0, null=0.0),
+    )
+    return share_keys(spec, kinds, config)
+
+
+def _by_layer(config: HFConfig, key: str, default: object) -> list[float]:
+    """A number for each layer: as listed, or one for all; a list that is the default may be short."""
+    num_layers, stated = config.num_layers(), config.get(key)
+    values = default if stated is None else stated
+    values = [values] * num_layers if not isinstance(values, list | tuple) else [*values]
+    if stated is None:
+        values += [0.0] * (num_layers - len(values))
+    if len(values) != num_layers or any(isinstance(v, bool) or not isinstance(v, int | float) for v in values):
+        raise ModelError(f"{key} in {config.file} must be a number, or one for each of {num_layers} layers")
+    return values

@@ -1,0 +1,69 @@
+"""Laguna: experts by sigmoid, gated attention, and a number of heads of each layer's own."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ...errors import ModelError
+from ...weights.names import Stored
+from ..config import HFConfig
+from ..llama_like import FULL, llama_like, replace_attention, with_biases
+from ..mixtures import read_experts, replace_with_experts, sparse_after
+from ..name_tables import EXPERTS, llama_names
+from ..spec import MlpSpec, ModelSpec
+
+_SHARED = {
+    f"mlp.shared.{name}_proj": Stored(
+        name=f"mlp.shared_expert.{name}_proj", also=(f"mlp.shared_experts.{name}_proj",)
+    )
+    for name in ("gate", "up", "down")
+}
+_CORRECTION = Stored(name="mlp.experts.e_score_correction_bias", also=("mlp.gate.e_score_correction_bias",))
+WEIGHTS = llama_names(
+    {**EXPERTS, **_SHARED, "attn.gate_proj": "self_attn.g_proj"}, tensors={"mlp.router.correction": _CORRECTION}
+)
+_ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+}
+
+
+def to_spec(config: HFConfig) -> ModelSpec:
+    """Llama with those; a gate is one number for each head unless `gating` is per-element."""
+    config = config.with_defaults(
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, hidden_act="silu", sliding_window=512,
+        moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8, rope_parameters=_ROPES,
+    )  # fmt: skip
+    if config.boolean("moe_apply_router_weight_on_input", False):
+        raise ModelError(f"moe_apply_router_weight_on_input in {config.file} must be false")
+    num_layers = config.num_layers()
+    spec = llama_like(config, layer_types=config.texts("layer_types") or [FULL] * num_layers)
+    spec = with_biases(spec, attention=config.boolean("attention_bias", False))
+    spec = replace_attention(
+        spec,
+        qk_norm=spec.norm,
+        gated=True,
+        gate_by_head=config.get("gating", True) != "per-element",
+        gate_activation="softplus",
+    )
+    if config.get("num_attention_heads_per_layer"):
+        spec = _with_heads(spec, config.indices("num_attention_heads_per_layer"), config.file)
+    shared = MlpSpec(intermediate_size=config.size("shared_expert_intermediate_size", 512))
+    moe = read_experts(
+        config,
+        score="sigmoid",
+        has_correction=True,
+        weight_scale=config.number("moe_routed_scaling_factor", 1.0),
+        router_softcap=config.number("moe_router_logit_softcapping", 0.0),
+        shared=shared,
+    )
+    return replace_with_experts(spec, moe, sparse_after(config, "first_k_dense_replace", 1))
+
+
+def _with_heads(spec: ModelSpec, heads: Sequence[int], file: str) -> ModelSpec:
+    if len(heads) != spec.num_layers or any(not n or n % spec.layers[0].attn.num_kv_heads for n in heads):
+        raise ModelError(f"num_attention_heads_per_layer in {file} must list multiples of num_key_value_heads")
+    layers = (
+        dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, num_heads=n))
+        for layer, n in zip(spec.layers, heads, strict=True)
+    )
+    return dataclasses.replace(spec, layers=tuple(layers))

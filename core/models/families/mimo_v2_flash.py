@@ -1,0 +1,55 @@
+"""MiMo-V2-Flash: experts by sigmoid, values smaller than keys, and sinks and more KV heads in sliding layers."""
+
+import dataclasses
+
+from ...errors import ModelError
+from ...weights.names import Stored
+from ..config import HFConfig
+from ..llama_like import FULL, SLIDING, llama_like, replace_attention, replace_layers
+from ..mixtures import read_deepseek_experts, replace_with_experts, sparse_after
+from ..name_tables import CORRECTION, EXPERTS, llama_names
+from ..spec import AttentionSpec, ModelSpec
+
+_SINKS = Stored(name="self_attn.attention_sink_bias", also=("self_attn.sinks",))
+WEIGHTS = llama_names(EXPERTS, tensors={**CORRECTION, "attn.sinks": _SINKS}, ignore=(r"^model\.mtp\.",))
+_ROPES = {
+    FULL: {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": 0.334},
+    SLIDING: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.334},
+}
+
+
+def to_spec(config: HFConfig) -> ModelSpec:
+    """Llama with all of that; o_proj never has a bias."""
+    config = config.with_defaults(
+        num_key_value_heads=4, head_dim=192, max_position_embeddings=131072, hidden_act="silu", sliding_window=129,
+        moe_intermediate_size=2048, num_experts_per_tok=8, n_routed_experts=256, rope_parameters=_ROPES,
+    ).replace(n_shared_experts=None)  # fmt: skip
+    if config.get("sliding_window_size") is not None:
+        config = config.replace(sliding_window=config.size("sliding_window_size") + 1)
+    num_layers, scale = config.num_layers(), config.number("routed_scaling_factor", 1.0, null=1.0)
+    kinds = config.texts("layer_types") or [SLIDING if i and (i + 1) % 6 else FULL for i in range(num_layers)]
+    spec = llama_like(config, layer_types=kinds, rms_norm_eps=1e-5)
+    spec = replace_attention(
+        spec,
+        qkv_bias=config.boolean("attention_bias", False),
+        v_head_dim=_value_size(config),
+        out_scale=config.number("attention_value_scale", 0.707, null=1.0),
+    )
+    spec = replace_layers(spec, lambda layer: {"attn": _with_sinks(layer.attn)})
+    moe = read_deepseek_experts(config.replace(routed_scaling_factor=scale))
+    return replace_with_experts(spec, moe, sparse_after(config, "first_k_dense_replace", 1))
+
+
+def _value_size(config: HFConfig) -> int:
+    head_dim, size = config.size("head_dim"), config.size("v_head_dim", 128)
+    if size > head_dim:
+        raise ModelError(
+            f"v_head_dim ({size}) in {config.file} is more than head_dim ({head_dim}), which is not served"
+        )
+    return size if size < head_dim else 0
+
+
+def _with_sinks(attn: AttentionSpec) -> AttentionSpec:
+    if not attn.window:
+        return attn
+    return dataclasses.replace(attn, sinks=True, num_kv_heads=2 * attn.num_kv_heads)
