@@ -12,7 +12,7 @@ from ..errors import HeadraceError
 from ..stages import EncoderInput
 from .admission import Admission
 from .api_errors import ApiError, ClientGone
-from .engine_link import EngineLink
+from .engine_link import EngineLink, SpareFiles
 from .frames import Abort, Add, Failed, ImageFrame, Output, Ready, Stats, StepFrame, StepTrace, ToFront, Watch
 from .generation import Completion, Generation
 from .metrics import Metrics
@@ -24,6 +24,9 @@ State = Literal["loading", "ready", "restarting", "failed", "stopped"]
 
 _MAX_FAILED_STARTS = 3
 """Restarts in a row that may fail before the server gives up."""
+_TRY_AGAIN_S = 0.5
+_MAX_TRIES = 240
+"""To get a process from a system that has none: two minutes."""
 _STOP_TIMEOUT_S = 10.0
 _PROBE_S = 5.0
 """An idle engine is asked so often whether it is there."""
@@ -54,6 +57,7 @@ class EngineClient:
         self._in_engine: dict[str, Completion] = {}
         self._quarantine = Quarantine()
         self._link = EngineLink(self._on_message, self._on_lost)
+        self._spare = SpareFiles()
         self._ready: asyncio.Future[Ready] | None = None
         self._num_failed_starts = 0
         self._last_step_s = time.monotonic()
@@ -91,6 +95,7 @@ class EngineClient:
         if self._watch is not None:
             self._watch.cancel()
         self.fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
+        self._spare.release()
         await self._link.stop(_STOP_TIMEOUT_S)
 
     def submit(self, generation: Generation) -> None:
@@ -139,6 +144,8 @@ class EngineClient:
 
     def _watch_steps(self) -> None:
         """Kill a process that makes no step; what follows is as after a crash. An idle one is asked for a step."""
+        if self.state == "ready":
+            self._spare.keep()
         limit_s, stalled_s = self.config.server.stall_restart_s, self.stalled_s()
         if stalled_s >= limit_s and self._stalled is not self._link:
             self._stalled = self._link
@@ -277,18 +284,33 @@ class EngineClient:
             culprit.generation.fail(ApiError(500, message, code="poison_request"))
         self._num_failed_starts += 1
         if self._num_failed_starts > _MAX_FAILED_STARTS:
-            self.state = "failed"
-            self.fail_all(ApiError(500, f"the engine cannot be restarted ({how})", code="engine_failed"))
-            self.failed.set()
+            self._give_up(how)
             return
         if self._num_failed_starts > 1:
             await asyncio.sleep(2.0 ** (self._num_failed_starts - 2))
-        try:
-            self._link = EngineLink(self._on_message, self._on_lost)
-            await self._link.start(self._options)
-        except OSError as error:
-            logger.error("no process for the engine", extra={"fields": {"error": str(error)}})
-            await self._restart(lost, None, 0)
+        if not await self._start_process():
+            self._give_up("the system gives no process for it")
+
+    async def _start_process(self) -> bool:
+        """Start a process with the descriptors that were kept for it. False if there is none for a while: clients
+        that leave, or other programs that end, make room."""
+        for number in range(_MAX_TRIES):
+            try:
+                self._spare.release()
+                self._link = EngineLink(self._on_message, self._on_lost)
+                await self._link.start(self._options)
+            except OSError as error:
+                if number == 0:
+                    logger.error("no process for the engine", extra={"fields": {"error": str(error)}})
+                await asyncio.sleep(_TRY_AGAIN_S)
+            else:
+                return True
+        return False
+
+    def _give_up(self, how: str) -> None:
+        self.state = "failed"
+        self.fail_all(ApiError(500, f"the engine cannot be restarted ({how})", code="engine_failed"))
+        self.failed.set()
 
     def _release_suspects(self) -> None:
         """Send the next group of suspects, or go back to normal if there is none."""

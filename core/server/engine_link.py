@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -12,6 +13,9 @@ from typing import Any, cast
 import msgspec
 
 from .frames import FrameSplitter, Start, Stop, ToEngine, ToFront, pack
+
+_NUM_SPARE = 12
+"""A start takes a pair of sockets, a pipe for errors and /dev/null; the rest is for what the loop does beside."""
 
 _decoder: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
 
@@ -117,6 +121,24 @@ class EngineLink(asyncio.Protocol):
         if not self._is_closed:
             self._is_closed = True
             self._on_lost(self)
+
+
+class SpareFiles:
+    """Owns file descriptors that are kept for the start of another process: clients may have taken all others."""
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+
+    def keep(self) -> None:
+        """Take those that are missing, as far as there are any."""
+        with contextlib.suppress(OSError):
+            while len(self._files) < _NUM_SPARE:
+                self._files.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def release(self) -> None:
+        """Make room for what comes next in the same turn of the event loop."""
+        while self._files:
+            os.close(self._files.pop())
 
 
 def _has_fileno(stream: Any) -> bool:

@@ -25,6 +25,8 @@ _LONG_CHARS = 2**20
 """Texts up to this length are tokenized in any case; unknown words may make tokens longer than the vocabulary's."""
 _CHARS_OF_A_CALL = 40
 """What it costs to tokenize an empty text, in characters."""
+_CHARS_OF_A_TOOL = 400
+"""What it costs to write a tool into a prompt, in characters of a text."""
 _NUM_THREADS = 2
 _NUM_IMAGE_THREADS = 4
 
@@ -120,7 +122,8 @@ class Prompts:
             )
         if self._images is not None:
             options["image_placeholder"] = self._images.placeholder
-        size = sum(len(str(message.get("content") or "")) for message in messages)
+        size = sum(len(str(message.get("content") or "")) + _CHARS_OF_A_CALL for message in messages)
+        size += sum(_CHARS_OF_A_TOOL for _ in options.get("tools") or ())
         return await self.run(lambda: template.render(messages, **options), is_short=size <= _INLINE_CHARS)
 
     async def with_images(

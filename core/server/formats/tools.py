@@ -1,6 +1,7 @@
 """The tools of a request, checked."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +34,8 @@ def read_tools(tools: object) -> tuple[Tool, ...]:
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
         raise _wrong(f"tools must be a list, got {type(tools).__name__}")
     read = tuple(_read_tool(n, tool) for n, tool in enumerate(tools))
-    names = [tool.name for tool in read]
-    if twice := {name for name in names if names.count(name) > 1}:
+    counts = Counter(tool.name for tool in read)
+    if twice := [name for name, count in counts.items() if count > 1]:
         raise _wrong(f"tools: two have the name {min(twice)!r}")
     return read
 

@@ -58,15 +58,13 @@ async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str 
     given: Any = body.prompt
     if given is None:
         raise RequestError("prompt is missing", code="empty_prompt")
-    if isinstance(given, str) or (given and all(type(item) is int for item in given)):
+    if isinstance(given, str) or (given and type(given[0]) is int):
         given = [given]
     if not given:
         raise RequestError("the prompt is empty: there is no token to start from", code="empty_prompt")
     server.check_count(len(given), "completions")
     for prompt in given:
-        if not isinstance(prompt, str) and not (
-            isinstance(prompt, list) and all(type(item) is int for item in prompt)
-        ):
+        if not isinstance(prompt, str) and not _are_token_ids(prompt, server.limits.max_model_len):
             raise RequestError(
                 "prompt must be a text, a list of texts, a list of token ids or a list of such lists",
                 code="invalid_prompt",
@@ -74,6 +72,11 @@ async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str 
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     encoded = iter(await server.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens is not False))
     return [(prompt, next(encoded)) if isinstance(prompt, str) else (None, prompt) for prompt in given]
+
+
+def _are_token_ids(prompt: Any, max_model_len: int) -> bool:
+    """True also for a list that is too long, which is refused for that before anybody looks at its items."""
+    return isinstance(prompt, list) and (len(prompt) > max_model_len or all(type(item) is int for item in prompt))
 
 
 async def _infill(

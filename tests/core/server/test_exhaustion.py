@@ -155,3 +155,25 @@ def test_many_streams_and_few_files(model_folder: Path, tmp_path: Path) -> None:
         assert os.path.exists(f"/proc/{server.engine.pid}"), "the engine is the same"
         assert server.metric("headrace_engine_restarts_total") == 0
         server.wait_idle()
+
+
+def test_an_engine_that_dies_when_no_file_descriptor_is_left_comes_back(model_folder: Path) -> None:
+    with (
+        LiveServer(model_folder, "--kv-memory", "8MiB") as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,  # its connection stays
+    ):
+        front, pid = psutil.Process(server.process.pid), server.engine.pid
+        time.sleep(1.5)
+        client.get("/readyz")
+        limit = max(int(name) for name in os.listdir(f"/proc/{front.pid}/fd")) + 1
+        front.rlimit(psutil.RLIMIT_NOFILE, (limit, limit))
+        idle = [socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) for _ in range(60)]
+        try:
+            time.sleep(0.5)
+            server.engine.kill()
+            answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 3})
+            assert answer.status_code == 200
+            assert server.engine.pid != pid and front.is_running()
+        finally:
+            for sock in idle:
+                sock.close()
