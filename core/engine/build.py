@@ -45,7 +45,7 @@ from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..units import format_bytes
 from ..vision.images import ImageLimits
 from ..vision.processor import ImageReader
-from ..weights.decoded import DecodedSource
+from ..weights.decoded import DecodedSource, kept_scheme
 from ..weights.dummy import DummyParams
 from ..weights.gguf import GGUFSource
 from ..weights.joined import JoinedSource
@@ -185,7 +185,16 @@ def model_bytes(
     if not model.spec.tie_word_embeddings:
         looked_up.append("embed_tokens.weight")
     if model.gguf is None or config.model.dtype != "auto" or config.model.quantize != "none":
-        sizes = param_bytes(model.spec, dtype, config.model.quantize, caps, packed_bytes, tp_size=tp_size)
+        stored = model.config.quantization() if config.model.dtype == "auto" else {}
+        sizes = param_bytes(
+            model.spec,
+            dtype,
+            config.model.quantize,
+            caps,
+            packed_bytes,
+            tp_size=tp_size,
+            kept=lambda param: kept_scheme(param, stored, model.names) if stored else None,
+        )
         looked_up += [name for name in sizes if name.startswith("encoder.")]  # read once a request
     else:
         infos = (model.gguf.info(name) for name in model.gguf.names())

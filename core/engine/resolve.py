@@ -11,6 +11,7 @@ from ..kv.sizing import KVSize, request_bytes, size_kv
 from ..models.declare import declare_params
 from ..models.heads import computes_in_one_step
 from ..models.needs import model_needs
+from ..models.params import Param
 from ..models.spec import ModelSpec
 from ..platform import Caps, Device, Gap, KVPlan, Memory, RunnerConfig
 from ..runner.caches import image_row_size
@@ -96,14 +97,23 @@ PackedBytes = Callable[[tuple[int, ...], str | Scheme], int]
 
 
 def param_bytes(
-    spec: ModelSpec, dtype: str, quantization: str, caps: Caps, packed_bytes: PackedBytes, *, tp_size: int = 1
+    spec: ModelSpec,
+    dtype: str,
+    quantization: str,
+    caps: Caps,
+    packed_bytes: PackedBytes,
+    *,
+    tp_size: int = 1,
+    kept: Callable[[Param], Scheme | None] = lambda param: None,
 ) -> dict[str, int]:
     """Bytes of each parameter on all ranks, in `dtype` where no scheme of the device says otherwise; vectors and
-    constants are float32."""
+    constants are float32. kept: what a checkpoint that was quantized before leaves a parameter in."""
     sizes: dict[str, int] = {}
     shares = rank_params(spec, tp_size) if tp_size > 1 else {}
     for param in declare_params(spec):
         schemes = schemes_of(param, quantization, caps)
+        if quantization == "none" and (scheme := kept(param)) is not None:
+            schemes = ((param.shape[0], scheme),)
         has_kernels = schemes and all(scheme.name in caps.schemes for _, scheme in schemes)
         if param.kind not in ("linear", "embedding", "stacked"):
             sizes[param.name] = 4 * param.num_elements

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,10 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ModelError, WeightError
+from ..models.params import Param
 from ..suggest import did_you_mean
 from . import formats
 from .dequantize import to_float32
-from .quantize import INT4
+from .load import is_in_place
+from .names import NameTable
+from .quantize import INT4, INT8, INT8_GROUPS, Scheme
 from .source import HostTensor, TensorInfo, WeightSource
 
 Read = Callable[[str], HostTensor]
@@ -34,7 +38,10 @@ class Weight:
 
 
 class Format(Protocol):
-    """A file of formats/, called as `quant_method` in config.json calls it."""
+    """A file of formats/, called as `quant_method` in config.json calls it.
+
+    It may have `scheme(config) -> Scheme | None`, too: what weights stay in, as far as the config tells.
+    """
 
     def check(self, config: Mapping[str, Any]) -> str:
         """Why a model with this quantization_config is not read, or ""."""
@@ -119,10 +126,48 @@ def format_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(formats.__path__)))
 
 
+def kept_scheme(param: Param, config: Mapping[str, Any], table: NameTable) -> Scheme | None:
+    """What a parameter of such a checkpoint stays in; None: it is dense. No weight is looked at."""
+    find = getattr(_format(str(config["quant_method"])), "scheme", None)
+    scheme: Scheme | None = find(config) if find is not None else None
+    if scheme is None or not param.quantizable or param.kind == "embedding":
+        return None
+    if param.shard == "vocab" and config["quant_method"] != "compressed-tensors" and not config.get("lm_head"):
+        return None
+    whole = table.entry(param.name)
+    entries = [whole] if whole is not None else [table.entry(part.name) for part in param.parts]
+    are_kept = all(
+        entry is not None and is_in_place(entry, param) and not _is_left_out(entry.name, config) for entry in entries
+    )
+    return scheme if are_kept and (not scheme.group or param.shape[-1] % scheme.group == 0) else None
+
+
+def _is_left_out(name: str, config: Mapping[str, Any]) -> bool:
+    """True for a weight of a module that the config says was not quantized."""
+    module = name.removesuffix(".weight")
+    for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore"):
+        for pattern in config.get(key) or ():
+            if pattern.startswith("re:"):
+                if re.match(pattern.removeprefix("re:"), module):
+                    return True
+            elif f".{pattern}." in f".{module}.":
+                return True
+    return False
+
+
 # ---- for formats ------------------------------------------------------------------------------------------
 def from_values(values: npt.NDArray[np.float32]) -> HostTensor:
     """A weight in float32."""
     return HostTensor(name="", dtype="float32", shape=values.shape, data=values)
+
+
+def scheme_of_codes(bits: int, group: int, *, is_symmetric: bool) -> Scheme | None:
+    """What `from_codes` leaves such codes in. group: below 1 for a whole row."""
+    if bits == 4 and group in _KEPT_GROUPS:
+        return Scheme(name="int4", group=group, is_symmetric=is_symmetric)
+    if bits == 8 and is_symmetric:
+        return INT8 if group < 1 else INT8_GROUPS if group == INT8_GROUPS.group else None
+    return None
 
 
 def from_codes(

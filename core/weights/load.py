@@ -11,11 +11,10 @@ import numpy as np
 from ..errors import WeightError
 from ..models.params import Param
 from .dequantize import to_float32
-from .names import NameTable, Stored
+from .names import INDEX, NameTable, Stored
 from .source import DTYPE_BYTES, HostTensor, LoadedParam, TensorInfo, WeightSource
 
 _MAX_LISTED = 5
-_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ class CheckpointParams:
             if piece.repeats:
                 shape = (piece.repeats, *tensor.shape[1:])
                 tensor = replace(tensor, shape=shape, data=np.repeat(tensor.data[:1], piece.repeats, axis=0))
-            if tensor.scales is not None and not _is_in_place(piece.stored, item.param):
+            if tensor.scales is not None and not is_in_place(piece.stored, item.param):
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor), scales=None, offsets=None)
             tensor = _rearrange(tensor, piece.stored, item.param)
             if item.param.plus_one and not self._adds_one:
@@ -122,7 +121,7 @@ def compute_constant(param: Param) -> HostTensor:
     return HostTensor(name=param.name, dtype="float32", shape=param.shape, data=data)
 
 
-def _is_in_place(stored: Stored, param: Param) -> bool:
+def is_in_place(stored: Stored, param: Param) -> bool:
     """True if a stored tensor is the parameter as it stands."""
     return stored == Stored(name=stored.name, also=stored.also, copies=stored.copies) and not (
         param.plus_one or param.unit_rows
@@ -213,7 +212,7 @@ class _Resolver:
         if param.compute is not None and not (whole and whole.infos):
             return _Resolved(param, ())
         cuts = param.parts
-        if param.larger_parts and all(self.entry(part.name) for part in param.larger_parts):
+        if param.larger_parts and all(self.table.entry(part.name) for part in param.larger_parts):
             cuts = param.larger_parts
         parts = [found for part in cuts if (found := self.look_up(part.name))]
         has_parts = bool(parts) and len(parts) == len(cuts)
@@ -231,7 +230,7 @@ class _Resolver:
 
     def look_up(self, canonical: str) -> _Found | None:
         """What the checkpoint holds for a canonical name; None if the table does not know the name."""
-        stored = self.entry(canonical)
+        stored = self.table.entry(canonical)
         if stored is None:
             return None
         infos = tuple(info for name in (stored.name, *stored.also) for info in self.find(name))
@@ -258,7 +257,7 @@ class _Resolver:
                 shape = (shape[0] - max(num_beyond, 0), *shape[1:])
                 self.compare(param, info, stored, shape)
                 self.used.update((info.name, stored.scaled_by))
-                share = int(_INDEX.findall(found.canonical)[-1]) if stored.share else -1
+                share = int(INDEX.findall(found.canonical)[-1]) if stored.share else -1
                 beyond = (_Piece(info, stored, repeats=num_beyond),) if num_beyond > 0 else ()
                 return (_Piece(info, stored, share=share), *beyond)
             case ():
@@ -266,24 +265,6 @@ class _Resolver:
             case infos:
                 self.add_duplicate(found.canonical, infos)
         return ()
-
-    def entry(self, canonical: str) -> Stored | None:
-        """The table's entry for a canonical name, with its indices filled in."""
-        entries = self.table.entries
-        indices = _INDEX.findall(canonical)
-        entry = entries.get(canonical)
-        if entry is None:
-            places = iter("ij")
-            entry = entries.get(_INDEX.sub(lambda _: f"{{{next(places, '')}}}", canonical))
-        if entry is None:
-            return None
-        stored = entry if isinstance(entry, Stored) else Stored(name=entry)
-        names = (stored.name, stored.scaled_by, *stored.also)
-        for place, index in zip("ij", indices, strict=False):
-            names = tuple(name.replace(f"{{{place}}}", index) for name in names)
-        return replace(
-            stored, name=names[0], scaled_by=names[1], also=names[2:]
-        )  # copies are of embeddings, which no layer has
 
     def find(self, name: str) -> tuple[TensorInfo, ...]:
         """The stored tensors called `name`, with and without the base prefix."""

@@ -1,7 +1,11 @@
 """How a checkpoint spells the canonical parameters, as data. A family's table is a few lines of this."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
+"""An index within a name: of a layer, an expert or a head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +68,20 @@ class NameTable:
     ignore: tuple[str, ...] = field(default=(r"rotary_emb\.inv_freq$",))
     adds_one: bool = False
     renames: tuple[tuple[str, str], ...] = ()
+
+    def entry(self, canonical: str) -> Stored | None:
+        """The entry for a canonical name, with its indices filled in."""
+        indices = INDEX.findall(canonical)
+        entry = self.entries.get(canonical)
+        if entry is None:
+            places = iter("ij")
+            entry = self.entries.get(INDEX.sub(lambda _: f"{{{next(places, '')}}}", canonical))
+        if entry is None:
+            return None
+        stored = entry if isinstance(entry, Stored) else Stored(name=entry)
+        names = (stored.name, stored.scaled_by, *stored.also)
+        for place, index in zip("ij", indices, strict=False):
+            names = tuple(name.replace(f"{{{place}}}", index) for name in names)
+        return replace(
+            stored, name=names[0], scaled_by=names[1], also=names[2:]
+        )  # copies are of embeddings, which no layer has

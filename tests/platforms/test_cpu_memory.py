@@ -1,5 +1,6 @@
 """What the cpu platform allocates: as `plan` said, in huge pages, refused when there is too little; odd steps."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig, MixtralConfig
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig
 
 from headrace import LLM, SamplingParams
 from headrace.core.config import EngineConfig
@@ -72,9 +75,99 @@ def test_experts_are_planned_as_they_are_allocated(tmp_path: Path, quantize: str
     check_plan(str(tmp_path), quantize, "auto")
 
 
-def check_plan(folder: str, quantize: str, kv_dtype: str) -> None:
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "gptq": {"bits": 4, "group_size": 32, "sym": True},
+    "gptq asymmetric": {"bits": 4, "group_size": 32, "sym": False},
+    "gptq of 128": {"bits": 4, "group_size": 128, "sym": True},
+    "gptq with act-order": {"bits": 4, "group_size": 128, "sym": True, "desc_act": True},
+    "awq": {"bits": 4, "group_size": 64, "zero_point": True, "modules_to_not_convert": ["o_proj"]},
+    "bitsandbytes": {"load_in_8bit": True},
+    "fp8": {},
+    "compressed-tensors": {
+        "format": "pack-quantized",
+        "ignore": ["lm_head", "re:.*down_proj$"],
+        "config_groups": {
+            "group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64}}
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_checkpoints_that_were_quantized_are_planned_as_they_are_allocated(tmp_path: Path, name: str) -> None:
+    method = name.split()[0]
+    config = LlamaConfig(
+        vocab_size=800,
+        hidden_size=384,
+        intermediate_size=768,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        max_position_embeddings=512,
+        dtype="bfloat16",
+        tie_word_embeddings=False,
+    )
+    config.quantization_config = {"quant_method": method, **QUANTIZED[name]}
+    left_out = "down_proj" if method == "compressed-tensors" else "o_proj" if method == "awq" else "none"
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(LlamaConfig(**{**config.to_dict(), "quantization_config": None}))
+    tensors: dict[str, torch.Tensor] = {}
+    for key, value in model.state_dict().items():
+        if "_proj" not in key or left_out in key:
+            tensors[key] = torch.zeros(value.shape, dtype=torch.bfloat16)
+        else:
+            tensors.update(packed_zeros(method, key.removesuffix(".weight"), value.shape, QUANTIZED[name]))
+    save_file(tensors, tmp_path / "model.safetensors")
+    config.architectures = ["LlamaForCausalLM"]
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict(), default=str))
+    check_plan(str(tmp_path), "none", "auto", load_format="auto")
+
+
+def packed_zeros(method: str, base: str, whole: torch.Size, config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """A weight of zeros, as a format stores it."""
+    rows, cols = whole
+    group = config.get("group_size", 64)
+    shape, half = (cols // group, rows), torch.float16
+    match method:
+        case "gptq":
+            groups = torch.arange(cols, dtype=torch.int32) // group
+            return {
+                f"{base}.qweight": torch.full((cols // 8, rows), -0x77777778, dtype=torch.int32),
+                # Stored less one: 8 everywhere, or 8 for odd rows and 5 for even ones.
+                f"{base}.qzeros": torch.full(
+                    (shape[0], rows // 8), 0x77777777 if config["sym"] else 0x74747474, dtype=torch.int32
+                ),
+                f"{base}.scales": torch.ones(shape, dtype=half),
+                f"{base}.g_idx": groups.flip(0) if config.get("desc_act") else groups,
+            }
+        case "awq":
+            zeros = torch.full((shape[0], rows // 8), 0x12345678, dtype=torch.int32)
+            return {
+                f"{base}.qweight": torch.zeros((cols, rows // 8), dtype=torch.int32),
+                f"{base}.qzeros": zeros,
+                f"{base}.scales": torch.ones(shape, dtype=half),
+            }
+        case "bitsandbytes":
+            return {
+                f"{base}.weight": torch.zeros((rows, cols), dtype=torch.int8),
+                f"{base}.SCB": torch.ones(rows),
+            }
+        case "fp8":
+            return {
+                f"{base}.weight": torch.zeros((rows, cols)).to(torch.float8_e4m3fn),
+                f"{base}.weight_scale_inv": torch.ones(1),
+            }
+        case _:
+            return {
+                f"{base}.weight_packed": torch.full((rows, cols // 8), -0x77777778, dtype=torch.int32),
+                f"{base}.weight_scale": torch.ones((rows, cols // 64), dtype=half),
+                f"{base}.weight_shape": torch.tensor([rows, cols]),
+            }
+
+
+def check_plan(folder: str, quantize: str, kv_dtype: str, **changes: Any) -> None:
     """Weights, caches and activations against the plan."""
-    options = {**OPTIONS, "quantize": quantize, "kv_dtype": kv_dtype}
+    options = {**OPTIONS, "quantize": quantize, "kv_dtype": kv_dtype, **changes}
     config = EngineConfig.from_options({**options, "model": folder})
     plan = plan_model(config, device_target(open_device(config)), lambda line: None)
     with LLM(folder, **options) as llm:

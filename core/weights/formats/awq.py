@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..decoded import Read, Weight, from_codes, named, unpack
+from ..decoded import Read, Weight, from_codes, named, scheme_of_codes, unpack
 from ..dequantize import to_float32
+from ..quantize import Scheme
 from ..source import HostTensor, WeightSource
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -20,6 +21,12 @@ def check(config: Mapping[str, Any]) -> str:
     if bits != 4:
         return f"bits must be 4, got {bits!r}"
     return "" if version == "gemm" else f"version must be gemm, got {version!r}"
+
+
+def scheme(config: Mapping[str, Any]) -> Scheme | None:
+    """Groups with zero points, as a rule."""
+    group = config.get("group_size", config.get("q_group_size", -1))
+    return scheme_of_codes(4, group, is_symmetric=not config.get("zero_point", True))
 
 
 def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:

@@ -10,12 +10,18 @@ import numpy as np
 
 from ..decoded import Read, Weight, from_codes, from_values, named
 from ..dequantize import to_float32
+from ..quantize import INT8, Scheme
 from ..source import HostTensor, WeightSource
 
 
 def check(config: Mapping[str, Any]) -> str:
     """Anything: what lies beside a weight says how it is stored."""
     return ""
+
+
+def scheme(config: Mapping[str, Any]) -> Scheme | None:
+    """LLM.int8 has a scale for each output."""
+    return INT8 if config.get("load_in_8bit") else None
 
 
 def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:

@@ -6,8 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from ..decoded import FP4, Read, Weight, from_codes, from_values, named, scale_blocks, unpack
+from ..decoded import (
+    FP4,
+    Read,
+    Weight,
+    from_codes,
+    from_values,
+    named,
+    scale_blocks,
+    scheme_of_codes,
+    unpack,
+)
 from ..dequantize import to_float32
+from ..quantize import Scheme
 from ..source import HostTensor, WeightSource
 
 _FORMATS = (
@@ -30,6 +41,22 @@ def check(config: Mapping[str, Any]) -> str:
     if sparsity != "dense":
         return f"weights are sparse ({sparsity})"
     return "weights are rotated (transform_config)" if config.get("transform_config") else ""
+
+
+def scheme(config: Mapping[str, Any]) -> Scheme | None:
+    """Integers with scales by row or group, the same in all groups of layers."""
+    found = set()
+    for layers in (config.get("config_groups") or {}).values():
+        weights = layers.get("weights") or {}
+        by_group = weights.get("strategy") == "group"
+        if weights.get("type", "int") != "int" or not (by_group or weights.get("strategy") == "channel"):
+            return None
+        if weights.get("actorder") == "group":
+            return None
+        group = weights.get("group_size") if by_group else None
+        is_symmetric = bool(weights.get("symmetric", True))
+        found.add(scheme_of_codes(weights.get("num_bits", 8), group or 0, is_symmetric=is_symmetric))
+    return found.pop() if len(found) == 1 else None
 
 
 def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:

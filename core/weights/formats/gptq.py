@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..decoded import Read, Weight, from_codes, from_values, named, unpack
+from ..decoded import Read, Weight, from_codes, from_values, named, scheme_of_codes, unpack
 from ..dequantize import to_float32
+from ..quantize import Scheme
 from ..source import HostTensor, WeightSource
 
 
@@ -17,6 +18,13 @@ def check(config: Mapping[str, Any]) -> str:
         return f"bits must be 2, 4 or 8, got {config.get('bits')!r}"
     kind = config.get("checkpoint_format", "gptq")
     return "" if kind in ("gptq", "gptq_v2") else f"checkpoint_format must be gptq or gptq_v2, got {kind!r}"
+
+
+def scheme(config: Mapping[str, Any]) -> Scheme | None:
+    """Act-order scatters groups over the columns."""
+    if config.get("desc_act"):
+        return None
+    return scheme_of_codes(config["bits"], config.get("group_size", -1), is_symmetric=bool(config.get("sym", True)))
 
 
 def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:
