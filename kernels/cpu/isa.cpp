@@ -6,6 +6,9 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace headrace {
@@ -21,6 +24,12 @@ namespace avx512 {
 const Kernels *table();
 }
 namespace avx512_bf16 {
+const Kernels *table();
+}
+namespace neon_dot {
+const Kernels *table();
+}
+namespace neon_bf16 {
 const Kernels *table();
 }
 namespace emulated_avx512 {
@@ -71,6 +80,13 @@ bool os_saves(unsigned long long mask) {
 [[maybe_unused]] bool has_avx512_bf16() {
     return has_avx512() && bit(cpuid(7, 0).ecx, 11) && bit(cpuid(7, 1).eax, 5);  // VNNI, BF16
 }
+#elif defined(__aarch64__) && defined(__linux__)
+[[maybe_unused]] bool has_neon_dot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+
+[[maybe_unused]] bool has_neon_bf16() {
+    constexpr unsigned long kBoth = HWCAP2_I8MM | HWCAP2_BF16;
+    return has_neon_dot() && (getauxval(AT_HWCAP2) & kBoth) == kBoth;
+}
 #endif
 
 std::string names(bool supported_only) {
@@ -119,6 +135,12 @@ const std::vector<Tier> &compiled_tiers() {
 #endif
 #ifdef HEADRACE_TIER_avx512_bf16
         {"avx512_bf16", avx512_bf16::table, has_avx512_bf16, false},
+#endif
+#ifdef HEADRACE_TIER_neon_dot
+        {"neon_dot", neon_dot::table, has_neon_dot, false},
+#endif
+#ifdef HEADRACE_TIER_neon_bf16
+        {"neon_bf16", neon_bf16::table, has_neon_bf16, false},
 #endif
 #ifdef HEADRACE_TIER_emulated_avx512
         {"emulated_avx512", emulated_avx512::table, always, true},

@@ -11,6 +11,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "kernels.h"
@@ -19,6 +21,8 @@
 #define HEADRACE_HAS_512 1
 #elif HEADRACE_LANES == 8 && defined(__AVX2__)
 #define HEADRACE_HAS_256 1
+#elif HEADRACE_LANES == 4 && defined(__ARM_FEATURE_DOTPROD)
+#define HEADRACE_HAS_NEON 1
 #endif
 #define INLINE inline __attribute__((always_inline))
 #define INLINE_LAMBDA __attribute__((always_inline))
@@ -83,6 +87,8 @@ INLINE V fma(V a, V b, V c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(HEADRACE_HAS_256)
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(HEADRACE_HAS_NEON)
+    return vfmaq_f32(c, a, b);
 #elif defined(__aarch64__)
     V result;
     for (int i = 0; i < kLanes; ++i) result[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -109,6 +115,8 @@ INLINE V sqrt(V a) {
     return _mm512_sqrt_ps(a);
 #elif defined(HEADRACE_HAS_256)
     return _mm256_sqrt_ps(a);
+#elif defined(HEADRACE_HAS_NEON)
+    return vsqrtq_f32(a);
 #else
     V result;
     for (int i = 0; i < kLanes; ++i) result[i] = __builtin_sqrtf(a[i]);
@@ -168,6 +176,8 @@ INLINE V load_as_float(const f16 *data) {
     return _mm512_cvtph_ps(load<__m256i>(data));
 #elif defined(HEADRACE_HAS_256)
     return _mm256_cvtph_ps(load<__m128i>(data));
+#elif defined(HEADRACE_HAS_NEON)
+    return vcvt_f32_f16(bits_as<float16x4_t>(load<H>(data)));
 #else
     V result;
     for (int i = 0; i < kLanes; ++i) result[i] = to_float(data[i]);
@@ -223,6 +233,8 @@ INLINE void store_from_float(f16 *data, V value) {
     store(data, _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(HEADRACE_HAS_256)
     store(data, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(HEADRACE_HAS_NEON)
+    store(data, vcvt_f16_f32(value));
 #else
     for (int i = 0; i < kLanes; ++i) from_float(data + i, value[i]);
 #endif
@@ -248,6 +260,9 @@ INLINE I dot_i16(I acc, I w, I x) {
     return acc + bits_as<I>(_mm512_madd_epi16(bits_as<__m512i>(w), bits_as<__m512i>(x)));
 #elif defined(HEADRACE_HAS_256)
     return acc + bits_as<I>(_mm256_madd_epi16(bits_as<__m256i>(w), bits_as<__m256i>(x)));
+#elif defined(HEADRACE_HAS_NEON)
+    const int16x8_t a = bits_as<int16x8_t>(w), b = bits_as<int16x8_t>(x);
+    return acc + bits_as<I>(vpaddq_s32(vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b)));
 #elif defined(__SSE2__) && HEADRACE_LANES == 4
     return acc + bits_as<I>(_mm_madd_epi16(bits_as<__m128i>(w), bits_as<__m128i>(x)));
 #else
@@ -260,6 +275,13 @@ INLINE I dot_i16(I acc, I w, I x) {
 INLINE I dot_u8_i8(I acc, I x, I w) {
 #if defined(HEADRACE_HAS_512)
     return bits_as<I>(_mm512_dpbusd_epi32(bits_as<__m512i>(acc), bits_as<__m512i>(x), bits_as<__m512i>(w)));
+#elif defined(HEADRACE_HAS_NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
+    return bits_as<I>(vusdotq_s32(bits_as<int32x4_t>(acc), bits_as<uint8x16_t>(x), bits_as<int8x16_t>(w)));
+#elif defined(HEADRACE_HAS_NEON)
+    // x = (x - 128) + 2 * 64, of which signed bytes hold each part.
+    const int8x16_t weights = bits_as<int8x16_t>(w), below = veorq_s8(bits_as<int8x16_t>(x), vdupq_n_s8(-128));
+    const int32x4_t rest = vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(64), weights);
+    return bits_as<I>(vdotq_s32(bits_as<int32x4_t>(acc), below, weights)) + bits_as<I>(rest) * 2;
 #else
     for (int shift = 0; shift < 32; shift += 8) acc += ((x >> shift) & 255) * ((w << (24 - shift)) >> 24);
     return acc;
@@ -270,6 +292,8 @@ INLINE I dot_u8_i8(I acc, I x, I w) {
 INLINE V dot_bf16(V acc, I w, I x) {
 #if defined(HEADRACE_HAS_512)
     return _mm512_dpbf16_ps(acc, bits_as<__m512bh>(w), bits_as<__m512bh>(x));
+#elif defined(HEADRACE_HAS_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return vbfdotq_f32(acc, bits_as<bfloat16x8_t>(w), bits_as<bfloat16x8_t>(x));
 #else
     const I high = splat_word(0xFFFF0000);
     acc = acc + bits_as<V>(w << 16) * bits_as<V>(x << 16);
