@@ -49,17 +49,22 @@ class ImageInput:
     """One image, or one tile of it that the encoder reads for itself, and where its rows stand in the prompt.
 
     Patches come square by square, each square of VisionSpec.merge patches a side that make one row, squares and the
-    patches of each by row and column.
+    patches of each by row and column. An image that is put together from tiles is one input: it says which row of
+    its tiles stands at each place, -1 for the learned row behind a line; or how much it takes of each of four.
     """
 
     patches: FloatArray  # [num_patches, num_features] llm / server (image processor)
     grid: tuple[int, int]  # llm / server (image processor); patches along height and width
     places: IntArray  # [num_rows] llm / server (tokenizer); positions in the prompt, ascending
+    num_tiles: int = 1  # llm / server (image processor); of this grid each
+    rows: IntArray | None = None  # [num_rows, 1 or 4] llm / server (image processor); None: the tiles' rows in order
+    weights: FloatArray | None = None  # [num_rows, 4] llm / server (image processor); None: 1 each
 
     def digest(self) -> bytes:
         """16 bytes that name the content."""
-        shape = np.asarray(self.grid, np.int32).tobytes()
-        return xxhash.xxh3_128_digest(shape + np.ascontiguousarray(self.patches).tobytes())
+        arrays = [array for array in (self.patches, self.rows, self.weights) if array is not None]
+        shape = np.asarray((*self.grid, self.num_tiles), np.int32)
+        return xxhash.xxh3_128_digest(b"".join(np.ascontiguousarray(array).tobytes() for array in (shape, *arrays)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,11 +200,14 @@ class EncoderBatch:
     # row: [num_rows * merge^2, 1]
     row_starts: Array | None = None  # [num_rows] runner; of means: where the patches of a row start in `squares`
     row_ends: Array | None = None  # [num_rows] runner
+    newline_rows: Array | None = None  # [num_rows] runner; 0 where the learned row of a line's end stands, else -1
+    mixed_rows: Sequence[Array] = ()  # four [num_rows, 1] runner; rows that one is between, -1 is zeros
+    mix_weights: Sequence[Array] = ()  # four float32 [num_rows, 1] runner
     class_rows: Array | None = None  # [num_tokens] runner; 0 where a tile's learned row stands, else -1
     rope_positions: Array | None = None  # [num_tokens, 2] runner; row and column of a patch
     window_start_loc: Array | None = None  # [num_windows + 1] runner; as query_start_loc, of windows
-    corner_ids: Sequence[Array] = ()  # four [num_tokens] runner; rows of the position embedding that a patch mixes
-    corner_weights: Sequence[Array] = ()  # four float32 [num_tokens, 1] runner
+    corner_ids: Sequence[Array] = ()  # 4 or 16 [num_tokens] runner; rows of the position embedding that a patch mixes
+    corner_weights: Sequence[Array] = ()  # as many float32 [num_tokens, 1] runner
     dtype: str = "float32"  # runner; of activations
     max_query_len: int = 0  # runner; an upper bound, 0 if unknown
 

@@ -91,7 +91,10 @@ def _prepare(
     sin: Array | None,
 ) -> Array:
     """Heads of a query or of keys, normalised, cut and turned in the order of the family."""
-    x = ops.split_heads(x, head_dim=attn.head_dim) if attn.norm_after_rope else _heads(ops, attn, params, norm, x)
+    if attn.norm_after_rope:
+        x = ops.split_heads(x, head_dim=attn.head_dim)
+    else:
+        x = split_and_normalize(ops, attn, params, norm, x)
     if attn.clip_qkv:
         x = ops.clamp(x, limit=attn.clip_qkv)
     x = _turn(ops, attn, x, cos, sin)
@@ -179,7 +182,7 @@ def _paged(
     )
 
 
-def _heads(ops: OpTable, attn: AttentionSpec, params: Params, prefix: str, x: Array) -> Array:
+def split_and_normalize(ops: OpTable, attn: AttentionSpec, params: Params, prefix: str, x: Array) -> Array:
     """Split into heads, and normalise as the spec says: -> [num_tokens, heads, head_dim]."""
     norm, head_dim = attn.qk_norm, attn.head_dim
     if norm is None:

@@ -41,7 +41,7 @@ def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
     if spec.encoder is not None:
         params += tuple(_prefixed(param, "encoder.") for param in _encoder(spec.encoder))
     if spec.vision is not None:
-        params += tuple(_vision(spec.vision))
+        params += image_params(spec.vision)
     return params
 
 
@@ -154,14 +154,24 @@ def _encoder(spec: ModelSpec) -> Iterator[Param]:
         yield from _head(spec.pooler)
 
 
+def image_params(vision: VisionSpec) -> tuple[Param, ...]:
+    """What reads images: encoder and projectors."""
+    return tuple(_vision(vision))
+
+
 def _vision(vision: VisionSpec) -> Iterator[Param]:
     encoder = vision.encoder
     hidden = encoder.hidden_size
     yield from _linear(
         "vision.embed_patches", hidden, encoder.num_features, "replicated", vision.patch_bias, quantizable=False
     )
+    if vision.patch_norm is not None:
+        yield from _norm(vision.patch_norm, "vision.patch_norm", hidden)
     if vision.has_class:
         yield Param(name="vision.embed_class.weight", shape=(1, hidden), kind="vector")
+    if vision.has_newline:
+        rows = vision.projector.dense[-1].out_features
+        yield Param(name="projector.newline.weight", shape=(1, rows), kind="vector")
     if vision.num_corners:
         yield Param(name="vision.embed_corners.weight", shape=(vision.num_corners, hidden), kind="embedding")
     yield from (_prefixed(param, "vision.") for param in _encoder(encoder))
@@ -177,8 +187,19 @@ def _projector(vision: VisionSpec, projector: ProjectorSpec, prefix: str) -> Ite
     if projector.norm is not None:
         yield from _norm(projector.norm, f"{prefix}.norm", hidden * (1 if projector.is_mean else vision.merge**2))
     for dense in projector.dense:
-        name = f"{prefix}.{dense.name}"
-        yield from _linear(name, dense.out_features, dense.in_features, "replicated", dense.bias, quantizable=False)
+        yield from _dense(dense, f"{prefix}.")
+
+
+def _dense(dense: DenseSpec, prefix: str = "") -> Iterator[Param]:
+    name, rows, cols = f"{prefix}{dense.name}", dense.out_features, dense.in_features
+    if dense.gated:
+        halves = {"gate_proj": rows, "up_proj": rows}
+        for param in _fused(f"{name}.gate_up_proj", name, halves, cols, dense.bias, 1):
+            yield dataclasses.replace(param, shard="replicated", quantizable=False)
+    else:
+        yield from _linear(name, rows, cols, "replicated", dense.bias, quantizable=False)
+    if dense.norm is not None:
+        yield from _norm(dense.norm, f"{name}_norm", rows)
 
 
 def _filled(shape: tuple[int, ...], value: float) -> npt.NDArray[np.float32]:
@@ -213,12 +234,6 @@ def _cross(cross: CrossSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
 def _head(pooler: PoolerSpec) -> Iterator[Param]:
     for dense in pooler.dense:
         yield from _dense(dense)
-
-
-def _dense(dense: DenseSpec) -> Iterator[Param]:
-    yield from _linear(dense.name, dense.out_features, dense.in_features, "replicated", dense.bias, quantizable=False)
-    if dense.norm is not None:
-        yield from _norm(dense.norm, f"{dense.name}_norm", dense.out_features)
 
 
 def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:

@@ -5,6 +5,7 @@ It walks the same spec as `decoder`, arrays touched through ops alone; nothing h
 
 from ..ops.table import OpTable
 from ..stages import Array, EncoderBatch, ForwardBatch
+from .attention import split_and_normalize
 from .declare import rope_numbers
 from .feed_forward import feed_forward
 from .norms import Params, normalize, relative_bias
@@ -98,10 +99,10 @@ def _attention(
     bias = params[f"{prefix}qkv_proj.bias"] if attn.qkv_bias else None
     qkv = ops.linear(x, params[f"{prefix}qkv_proj.weight"], bias)
     sizes = (attn.num_heads * head_dim, attn.num_kv_heads * head_dim, attn.num_kv_heads * head_dim)
-    query, key, value = (ops.split_heads(part, head_dim=head_dim) for part in ops.split(qkv, sizes))
-    if attn.qk_norm is not None:
-        query = normalize(ops, attn.qk_norm, params, f"{prefix}q_norm.", query)
-        key = normalize(ops, attn.qk_norm, params, f"{prefix}k_norm.", key)
+    query, key, value = ops.split(qkv, sizes)
+    query = split_and_normalize(ops, attn, params, f"{prefix}q_norm.", query)
+    key = split_and_normalize(ops, attn, params, f"{prefix}k_norm.", key)
+    value = ops.split_heads(value, head_dim=head_dim)
     if attn.rope is not None:
         query = ops.rope(query, cos, sin, interleaved=attn.rope.interleaved)
         key = ops.rope(key, cos, sin, interleaved=attn.rope.interleaved)

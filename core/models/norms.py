@@ -41,12 +41,17 @@ def add_and_normalize(
 
 
 def dense(ops: OpTable, spec: DenseSpec, params: Params, x: Array, prefix: str = "") -> Array:
-    """norm(activation(x @ weight.T + bias)): [n, in_features] -> [n, out_features]."""
+    """A linear layer with its activation and norm, as its spec says: [n, in_features] -> [n, out_features]."""
     name = f"{prefix}{spec.name}"
-    x = ops.linear(x, params[f"{name}.weight"], params[f"{name}.bias"] if spec.bias else None)
+    layer = f"{name}.gate_up_proj" if spec.gated else name
+    x = ops.linear(x, params[f"{layer}.weight"], params[f"{layer}.bias"] if spec.bias else None)
+    if spec.norm is not None and spec.norm_first:
+        x = normalize(ops, spec.norm, params, f"{name}_norm.", x)
     if spec.activation is not None:
-        x = ops.act(x, activation=spec.activation)
-    return x if spec.norm is None else normalize(ops, spec.norm, params, f"{name}_norm.", x)
+        x = (ops.act_mul if spec.gated else ops.act)(x, activation=spec.activation)
+    if spec.norm is not None and not spec.norm_first:
+        x = normalize(ops, spec.norm, params, f"{name}_norm.", x)
+    return x
 
 
 def relative_bias(spec: ModelSpec, params: Params, prefix: str, layer_idx: int) -> Array | None:

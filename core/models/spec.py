@@ -355,7 +355,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
-    """A linear layer over pooled vectors: norm(activation(x @ weight.T + bias))."""
+    """A linear layer over pooled vectors or rows: norm(activation(x @ weight.T + bias))."""
 
     name: str
     """begins its parameters' names, such as classifier"""
@@ -364,6 +364,10 @@ class DenseSpec:
     bias: bool = True
     activation: Activation | None = None
     norm: NormSpec | None = None
+    norm_first: bool = False
+    """the activation comes behind the norm"""
+    gated: bool = False
+    """two layers instead, gate_proj and up_proj behind its name: activation(gate) * up"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,12 +432,26 @@ class VisionSpec:
     patch_bias: bool = True
     has_class: bool = False
     """a learned row stands before the patches of a tile; it takes part, and is left out in the end"""
+    class_last: bool = False
+    """it has the last one of the learned positions, not the first"""
+    first_place: int = 0
+    """the row and column, as ropes turn by them, of the first patch; those of the learned row are 0"""
+    has_newline: bool = False
+    """a learned row stands behind each line of rows where an image is put together from tiles"""
+    resolutions: tuple[tuple[int, int], ...] = ()
+    """(height, width) in pixels that an image is cut into tiles at, the best one for its shape (LLaVA-NeXT)"""
+    max_tiles: int = 0
+    """where an image has the rows of more tiles than these, as many as these have are interpolated; 0 has no end"""
     frames: int = 1
     """times that a patch holds an image, as if it were a film"""
     window: int = 0
     """pixels along each side of the windows that in_window layers see"""
+    patch_norm: NormSpec | None = None
+    """of patches, before positions are added"""
     num_corners: int = 0
     """rows of a learned embedding of a square of positions, of which a patch mixes the four nearest; 0 has none"""
+    is_bicubic: bool = False
+    """it mixes the sixteen nearest"""
     taps: tuple[tuple[int, ProjectorSpec], ...] = ()
     """(layer of the encoder, projector): what is added behind the decoder's first layers (Qwen3-VL)"""
     sight: Literal["past", "image", "prompt"] = "past"

@@ -46,9 +46,10 @@ def _embed(ops: OpTable, vision: VisionSpec, params: Params, batch: EncoderBatch
     x = ops.linear(ops.cast(batch.features, dtype=batch.dtype), params["vision.embed_patches.weight"], bias)
     if vision.has_class:
         x = ops.place_rows(x, params["vision.embed_class.weight"], batch.class_rows)
-    for n in range(4 if vision.num_corners else 0):
-        corner = ops.embedding(batch.corner_ids[n], params["vision.embed_corners.weight"])
-        x = ops.add(x, ops.mul(corner, batch.corner_weights[n]))
+    if vision.patch_norm is not None:
+        x = normalize(ops, vision.patch_norm, params, "vision.patch_norm.", x)
+    for ids, weights in zip(batch.corner_ids, batch.corner_weights, strict=True):
+        x = ops.add(x, ops.mul(ops.embedding(ids, params["vision.embed_corners.weight"]), weights))
     return x
 
 
@@ -71,4 +72,20 @@ def _project(
         x = normalize(ops, projector.norm, params, f"{prefix}norm.", x)
     for layer in projector.dense:
         x = dense(ops, layer, params, x, prefix)
+    if batch.mixed_rows:
+        x = _mix(ops, x, batch)
+    if vision.has_newline:
+        x = ops.place_rows(x, params[f"{prefix}newline.weight"], batch.newline_rows)
     return x
+
+
+def _mix(ops: OpTable, x: Array, batch: EncoderBatch) -> Array:
+    """Rows that lie between others: sums of these by weight."""
+    parts = [
+        ops.mul(ops.stack_rows(x, rows), weights)
+        for rows, weights in zip(batch.mixed_rows, batch.mix_weights, strict=True)
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total = ops.add(total, part)
+    return total

@@ -1,14 +1,15 @@
 """Encoders of images as data: what CLIP, SigLIP and Qwen's share, config keys and names of weights alike."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import Stored
-from .bert_like import biased_layer
+from .bert_like import biased_layer, read_head_dim
 from .config import HFConfig
-from .llama_like import replace_layers
+from .llama_like import replace_attention, replace_layers, replace_mlp, with_biases
 from .name_tables import name_table
 from .spec import (
     Activation,
@@ -23,11 +24,31 @@ from .spec import (
 from .wrappers import text_config
 
 Entries = Mapping[str, str | Stored]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionFamily:
+    """read: the images' part of a config, given the language model's spec. entries: its names; renames: that turn
+    what checkpoints have into these; unread: expressions of names that carry nothing we need. interleaves: the
+    language model's rope turns by time, height and width, mixed (True) or one behind another (False). encoders: the
+    kinds that are known, of families that have several; with others, the language model is served alone."""
+
+    read: Callable[[HFConfig, ModelSpec], VisionSpec]
+    entries: Entries
+    renames: tuple[tuple[str, str], ...] = ()
+    unread: tuple[str, ...] = ()
+    interleaves: bool | None = None
+    encoders: tuple[str, ...] = ()
+
+
 VIT: Mapping[str, Any] = dict(
     hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, image_size=224,
     num_channels=3, patch_size=16, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6,
 )  # fmt: skip
 """SigLIP's sizes."""
+SECTIONS = {(64, False): (16, 24, 24), (64, True): (24, 20, 20), (32, False): (8, 12, 12), (32, True): (11, 11, 10)}
+"""How many of so many frequencies, in sections or interleaved, turn by time, height and width where a config does not
+say."""
 VIT_NAMES: Entries = {
     "embed_patches": Stored(name="vision_tower.embeddings.patch_embedding", reshape=True),
     "embed_positions": "vision_tower.embeddings.position_embedding",
@@ -63,8 +84,23 @@ def vit(config: HFConfig, *, num_layers: int = 0, norm: NormSpec | None = None, 
     return ModelSpec(**{**fields, **changes})
 
 
+def pixtral(config: HFConfig) -> tuple[ModelSpec, dict[str, Any]]:
+    """Patches of images of any size, turned by row and column, with RMS norms and gated blocks; as `tower`."""
+    config = config.with_defaults(
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, num_channels=3,
+        patch_size=16, hidden_act="gelu",
+    )  # fmt: skip
+    encoder = vit(config, norm=NormSpec(eps=1e-5), embed_norm=True, final_norm=False)
+    theta = config.rope_parameters().number("rope_theta", 10000.0)
+    rope = grid_rope(read_head_dim(config), alternating=True, theta=theta)
+    encoder = replace_mlp(replace_attention(encoder, rope=rope), gated=True)
+    return with_biases(encoder, attention=False), dict(patch_size=config.size("patch_size"), patch_bias=False)
+
+
 def tower(config: HFConfig, *, num_layers: int = 0, final_norm: bool = True) -> tuple[ModelSpec, dict[str, Any]]:
     """The encoder of a vision_config, CLIP's or one like SigLIP's, and fields of a VisionSpec that come with it."""
+    if config.model_type == "pixtral":
+        return pixtral(config)
     is_clip = config.model_type == "clip_vision_model"
     if not is_clip and config.model_type not in (
         "siglip_vision_model",
@@ -86,13 +122,17 @@ def tower(config: HFConfig, *, num_layers: int = 0, final_norm: bool = True) -> 
     return encoder, dict(patch_size=config.size("patch_size"), has_class=is_clip, patch_bias=not is_clip)
 
 
-def grid_rope(head_dim: int, *, alternating: bool = False, theta: float = 10000.0) -> RopeSpec:
+def grid_rope(
+    head_dim: int, *, alternating: bool = False, columns_first: bool = False, theta: float = 10000.0, **fields: Any
+) -> RopeSpec:
     """Half of the frequencies turn by the row of a patch, half by its column."""
     quarter = head_dim // 4
+    axes = (0,) * quarter + (1,) * quarter
     return RopeSpec(
         rotary_dim=head_dim,
         theta=theta,
-        axes=(0,) * quarter + (1,) * quarter,
+        axes=axes[::-1] if columns_first else axes,
+        **fields,
         frequencies="alternating" if alternating else "repeated",
     )
 
@@ -122,9 +162,9 @@ def vision_entries(modules: Entries, *, layer: str, tensors: Entries | None = No
     entries = {f"vision.{name}": stored for name, stored in encoder.items()}
     for ours, theirs in projectors.items():
         stored = theirs if isinstance(theirs, Stored) else Stored(name=theirs)
-        for leaf in ("weight", "bias"):
-            name = f"{stored.name}.{leaf}" if not stored.transpose else stored.name
-            entries[f"{ours}.{leaf}"] = dataclasses.replace(stored, name=name)
+        weight = stored.name if stored.transpose else f"{stored.name}.weight"
+        entries[f"{ours}.weight"] = dataclasses.replace(stored, name=weight)
+        entries[f"{ours}.bias"] = dataclasses.replace(stored, name=f"{stored.name}.bias", kernel=0, transpose=False)
     return entries
 
 
@@ -133,7 +173,7 @@ def turn_by_axes(config: HFConfig, spec: ModelSpec, interleaves: bool) -> ModelS
 
     interleaves: the three take turns while height and width have frequencies left; else they stand in sections.
     """
-    sections = [int(size) for size in text_config(config).rope_parameters().get("mrope_section") or (16, 24, 24)]
+    stated = text_config(config).rope_parameters().get("mrope_section")
     by_rope: dict[RopeSpec, RopeSpec] = {}
 
     def turn(layer: LayerSpec) -> Mapping[str, Any]:
@@ -141,8 +181,9 @@ def turn_by_axes(config: HFConfig, spec: ModelSpec, interleaves: bool) -> ModelS
         if rope is None:
             return {}
         count = rope.rotary_dim // 2
+        sections = [int(size) for size in stated or SECTIONS.get((count, interleaves), ())]
         if interleaves:
-            axes = [n % 3 if n < 3 * sections[n % 3] else 0 for n in range(count)]
+            axes = [n % 3 if len(sections) == 3 and n < 3 * sections[n % 3] else 0 for n in range(count)]
         else:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
         if len(axes) != count:
@@ -151,6 +192,12 @@ def turn_by_axes(config: HFConfig, spec: ModelSpec, interleaves: bool) -> ModelS
         return {"attn": dataclasses.replace(layer.attn, rope=turned)}
 
     return replace_layers(spec, turn)
+
+
+def vision_config(config: HFConfig, model_type: str) -> HFConfig:
+    """The config of the encoder of images; of this kind, if it does not say."""
+    inner = HFConfig(config.mapping("vision_config"), file=f"vision_config of {config.file}")
+    return inner.with_defaults(model_type=model_type)
 
 
 def image_token(config: HFConfig) -> int:

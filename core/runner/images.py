@@ -67,13 +67,17 @@ class ImagePlaces:
 
 def image_batch(vision: VisionSpec, images: Sequence[KeptImage], *, block_size: int, dtype: str) -> EncoderBatch:
     """The batch of whole images, whose rows are kept in their blocks. dtype: of activations."""
-    layouts = [_layout(vision, kept.image.grid) for kept in images]
-    patches = [_with_class(vision, kept.image.patches) for kept in images]
+    tiles = [(kept.image, n) for kept in images for n in range(kept.image.num_tiles)]
+    layouts = [_layout(vision, image.grid) for image, _ in tiles]
+    patches = [_with_class(vision, np.split(image.patches, image.num_tiles)[n]) for image, n in tiles]
     starts = np.cumsum([0, *(len(part) for part in patches)]).astype(np.int32)
     squares = np.concatenate(
         [layout["squares"] + start for layout, start in zip(layouts, starts.tolist(), strict=False)]
     )
-    num_patches = vision.merge**2
+    num_patches, num_corners = vision.merge**2, (16 if vision.is_bicubic else 4) if vision.num_corners else 0
+    rows, weights = _rows_of_images(vision, images)
+    if rows is not None and weights is None:
+        squares = np.concatenate([squares, np.full_like(squares[:1], -1)])[rows[:, 0]]
     row_ends = np.arange(1, len(squares) + 1, dtype=np.int32) * num_patches
     windows = [layout["windows"] + start for layout, start in zip(layouts, starts.tolist(), strict=False)]
     has_window = any(layer.attn.in_window for layer in vision.encoder.layers)
@@ -92,17 +96,37 @@ def image_batch(vision: VisionSpec, images: Sequence[KeptImage], *, block_size: 
         squares=(squares.reshape(-1, 1) if vision.projector.is_mean else squares).astype(np.int32),
         row_starts=row_ends - num_patches if vision.projector.is_mean else None,
         row_ends=row_ends if vision.projector.is_mean else None,
+        newline_rows=None if rows is None else np.where(rows[:, 0] < 0, 0, -1).astype(np.int32),
+        mixed_rows=() if weights is None or rows is None else [rows[:, n : n + 1].copy() for n in range(4)],
+        mix_weights=() if weights is None else [weights[:, n : n + 1].copy() for n in range(4)],
         class_rows=joined("class_rows") if vision.has_class else None,
-        corner_ids=[joined(f"corner_{n}") for n in range(4)] if vision.num_corners else (),
+        corner_ids=[joined(f"corner_{n}") for n in range(num_corners)],
         corner_weights=[
             np.concatenate([layout[f"weight_{n}"] for layout in layouts]).astype(np.float32)[:, None]
-            for n in range(4)
-        ]
-        if vision.num_corners
-        else (),
+            for n in range(num_corners)
+        ],
         slot_mapping=np.concatenate([_kept_slots(kept, block_size) for kept in images]),
         dtype=dtype,
     )
+
+
+def _rows_of_images(vision: VisionSpec, images: Sequence[KeptImage]) -> tuple[IntArray | None, FloatArray | None]:
+    """Where images are put together from tiles: the rows of all tiles that each row takes, [num_rows, 1], or
+    [num_rows, 4] with their weights; -1 is none."""
+    if not vision.has_newline:
+        return None, None
+    has_weights = any(kept.image.weights is not None for kept in images)
+    rows, weights, start = [], [], 0
+    for kept in images:
+        image = kept.image
+        count = len(image.patches) // vision.merge**2
+        own = np.arange(count, dtype=np.int32)[:, None] if image.rows is None else image.rows
+        rows.append(np.pad(np.where(own < 0, -1, own + start), ((0, 0), (0, 4 - own.shape[1])), constant_values=-1))
+        ones = np.eye(4, dtype=np.float32)[np.zeros(len(own), np.int64)]
+        weights.append(ones if image.weights is None else image.weights)
+        start += count
+    joined = np.concatenate(rows).astype(np.int32)
+    return (joined, np.concatenate(weights)) if has_weights else (joined[:, :1], None)
 
 
 def token_positions(spec: ModelSpec, images: Sequence[KeptImage], length: int) -> IntArray:
@@ -156,19 +180,20 @@ def _layout(vision: VisionSpec, grid: tuple[int, int]) -> Mapping[str, npt.NDArr
     shift = int(vision.has_class)
     side = round((vision.encoder.num_learned_positions - shift) ** 0.5)
     positions = _bucket(height, side)[rows] * side + _bucket(width, side)[columns] if side else rows
+    own = side * side if vision.class_last else 0
     layout: dict[str, npt.NDArray[Any]] = {
         "order": patches,
         "squares": squares,
         "windows": windows,
         "positions": positions,
-        "places": np.stack([rows, columns], axis=1),
+        "places": np.stack([rows, columns], axis=1) + vision.first_place,
     }
     if vision.num_corners:
         layout |= _corners(vision, height, width, rows, columns)
     if shift:
         layout["order"] = np.concatenate([[0], patches + 1])
         layout["squares"] = squares + 1
-        layout["positions"] = np.concatenate([[0], positions + 1])
+        layout["positions"] = np.concatenate([[own], positions + (not vision.class_last)])
         layout["places"] = np.concatenate([np.zeros((1, 2), np.int64), layout["places"]])
         layout["class_rows"] = np.concatenate([[0], np.full(len(patches), -1)])
     return layout
@@ -185,16 +210,38 @@ def _bucket(count: int, side: int) -> npt.NDArray[np.int64]:
 def _corners(
     vision: VisionSpec, height: int, width: int, rows: npt.NDArray[Any], columns: npt.NDArray[Any]
 ) -> dict[str, npt.NDArray[Any]]:
-    """The four learned positions around each patch, and how much of each it takes."""
+    """The learned positions around each patch, and how much of each it takes."""
     side = round(vision.num_corners**0.5)
-    y = np.linspace(0, side - 1, height, dtype=np.float32)[rows]
-    x = np.linspace(0, side - 1, width, dtype=np.float32)[columns]
-    top, left = y.astype(np.int64), x.astype(np.int64)
-    bottom, right = np.minimum(top + 1, side - 1), np.minimum(left + 1, side - 1)
-    down, across = y - top, x - left
-    corners = ((top, left), (top, right), (bottom, left), (bottom, right))
-    weights = ((1 - down) * (1 - across), (1 - down) * across, down * (1 - across), down * across)
+    (near_rows, down), (near_columns, across) = (
+        (_cubic if vision.is_bicubic else _linear)(count, side, places)
+        for count, places in ((height, rows), (width, columns))
+    )
     found: dict[str, npt.NDArray[Any]] = {}
-    for n, ((row, column), weight) in enumerate(zip(corners, weights, strict=True)):
-        found |= {f"corner_{n}": row * side + column, f"weight_{n}": weight}
+    for n, (i, j) in enumerate(np.ndindex(len(near_rows), len(near_columns))):
+        found |= {f"corner_{n}": near_rows[i] * side + near_columns[j], f"weight_{n}": down[i] * across[j]}
     return found
+
+
+def _linear(count: int, side: int, places: npt.NDArray[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Along one side of `count` patches: the two of `side` positions around each place, and their shares. The first
+    and last patch lie on the first and last position."""
+    at = np.linspace(0, side - 1, count, dtype=np.float32)[places]
+    first = at.astype(np.int64)
+    share = at - first
+    return (first, np.minimum(first + 1, side - 1)), (1 - share, share)
+
+
+def _cubic(count: int, side: int, places: npt.NDArray[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The four around each place, by cubic convolution (Keys 1981, a = -0.75); the outer edges of both coincide."""
+    at = (places + np.float32(0.5)) / np.float32(count) * np.float32(side) - np.float32(0.5)
+    first = np.floor(at).astype(np.int64)
+    share, a = (at - first).astype(np.float32), np.float32(-0.75)
+
+    def near(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return np.asarray(((a + 2) * x - (a + 3)) * x * x + 1, np.float32)
+
+    def far(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return np.asarray(((a * x - 5 * a) * x + 8 * a) * x - 4 * a, np.float32)
+
+    weights = (far(share + 1), near(share), near(1 - share), far(2 - share))
+    return tuple(np.clip(first + n, 0, side - 1) for n in (-1, 0, 1, 2)), weights

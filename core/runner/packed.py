@@ -28,6 +28,8 @@ _FIELDS = {
     kind: tuple(field.name for field in dataclasses.fields(kind))
     for kind in (ForwardBatch, SamplingBatch, PromptLogprobsBatch, PoolingBatch, EncoderBatch)
 }
+_LISTS = ("block_tables", "slot_mappings", "windows", "corner_ids", "corner_weights", "mixed_rows", "mix_weights")
+"""Fields that hold several arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,6 @@ def _map_arrays(part: Part, change: Callable[[Any], Any]) -> Part:
         value = getattr(part, name)
         if isinstance(value, np.ndarray | Piece):
             changed[name] = change(value)
-        elif name in ("block_tables", "slot_mappings", "windows", "corner_ids", "corner_weights"):
+        elif name in _LISTS:
             changed[name] = [change(array) for array in value]
     return dataclasses.replace(part, **changed)

@@ -31,21 +31,41 @@ class ImageFrame(msgspec.Struct, array_like=True, frozen=True):
     """One image of a prompt, as ImageInput has it."""
 
     patches: bytes
-    """float32, num_features for each of grid[0] * grid[1] patches"""
+    """float32, num_features for each of grid[0] * grid[1] patches of each tile"""
     grid: tuple[int, int]
     places: bytes
     """int32"""
+    num_tiles: int = 1
+    rows: bytes | None = None
+    """int32"""
+    weights: bytes | None = None
+    """float32"""
 
     @classmethod
     def of(cls, image: ImageInput) -> Self:
         """An image on its way."""
-        return cls(patches=image.patches.tobytes(), grid=image.grid, places=image.places.tobytes())
+        return cls(
+            patches=image.patches.tobytes(),
+            grid=image.grid,
+            places=image.places.tobytes(),
+            num_tiles=image.num_tiles,
+            rows=None if image.rows is None else image.rows.tobytes(),
+            weights=None if image.weights is None else image.weights.tobytes(),
+        )
 
     def image(self) -> ImageInput:
         """The image again."""
         height, width = self.grid
-        patches = np.frombuffer(self.patches, np.float32).reshape(height * width, -1)
-        return ImageInput(patches=patches, grid=self.grid, places=np.frombuffer(self.places, np.int32))
+        places = np.frombuffer(self.places, np.int32)
+        count, rows, weights = len(places), self.rows, self.weights
+        return ImageInput(
+            patches=np.frombuffer(self.patches, np.float32).reshape(self.num_tiles * height * width, -1),
+            grid=self.grid,
+            places=places,
+            num_tiles=self.num_tiles,
+            rows=None if rows is None else np.frombuffer(rows, np.int32).reshape(count, -1),
+            weights=None if weights is None else np.frombuffer(weights, np.float32).reshape(count, -1),
+        )
 
 
 class Add(msgspec.Struct, array_like=True, tag="add", frozen=True):

@@ -10,42 +10,22 @@ import numpy as np
 
 from ..errors import ModelError, RequestError
 from ..models.spec import VisionSpec
-from ..stages import FloatArray, ImageInput
+from ..stages import FloatArray, ImageInput, IntArray
 from ..text.tokenizer import Tokenizer
+from .anyres import rows_of_tiles
 from .images import REMEDY, ImageLimits, read_image
+from .styles import Layout, style_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """What the encoder reads at once; see ImageInput."""
+    """What the encoder reads at once, or tiles that an image is put together from; see ImageInput."""
 
     patches: FloatArray
     grid: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptStyle:
-    """How a family's prompts mark an image.
-
-    placeholder: what users and chat templates write, "" for the token that rows stand in the place of. before, after:
-    around the rows. tiles: an image's tiles are laid out in rows and columns, and the whole image comes last.
-    bos_behind: all images come first, then the begin of sequence, and the prompt ends a line (PaliGemma).
-    """
-
-    placeholder: str = ""
-    before: str = ""
-    after: str = ""
-    tiles: bool = False
-    bos_behind: bool = False
-
-
-STYLES: Mapping[str, PromptStyle] = {
-    "gemma3": PromptStyle(placeholder="<start_of_image>", before="\n\n<start_of_image>", after="<end_of_image>\n\n"),
-    "idefics3": PromptStyle(tiles=True),
-    "paligemma": PromptStyle(bos_behind=True),
-    "smolvlm": PromptStyle(tiles=True),
-}
-"""By model_type; others write the token of rows alone."""
+    num_tiles: int = 1
+    rows: IntArray | None = None
+    weights: FloatArray | None = None
 
 
 class ImageReader:
@@ -58,7 +38,7 @@ class ImageReader:
         self._vision = vision
         self._tokenizer = tokenizer
         self._limits = limits
-        self._style = STYLES.get(model_type, PromptStyle())
+        self._style = style_of(model_type, vision.encoder.model_type)
         self._lock = threading.Lock()
         self._process: Callable[..., Mapping[str, Any]] | None = None
 
@@ -78,7 +58,7 @@ class ImageReader:
             raise RequestError(
                 f"{len(sources)} images in one request; {self._limits.max_images} are allowed", code="too_many_images"
             )
-        images = [self._read(source) for source in sources]
+        images = self._read(sources)
         if isinstance(prompt, str):
             token_ids = self._tokens(self._expand(prompt, images), add_special_tokens and not self._style.bos_behind)
         else:
@@ -128,17 +108,8 @@ class ImageReader:
 
     def _rows(self, image: "_Image") -> str:
         """What takes the placeholder's place."""
-        tiles, (num_rows, num_columns) = image
-        rows = [self._token * _num_rows(tile, self._vision) for tile in tiles]
-        if not self._style.tiles:
-            return f"{self._style.before}{''.join(rows)}{self._style.after}"
-        around, whole = "<fake_token_around_image>", "<global-img>"
-        text = ""
-        for row in range(num_rows):
-            for column in range(num_columns):
-                text += f"{around}<row_{row + 1}_col_{column + 1}>{rows[row * num_columns + column]}"
-            text += "\n"
-        return text + ("\n" if num_rows else "") + f"{around}{whole}{rows[-1]}{around}"
+        tiles, layout = image
+        return self._style.write([self._token * _num_rows(tile, self._vision) for tile in tiles], layout)
 
     @property
     def _token(self) -> str:
@@ -156,19 +127,28 @@ class ImageReader:
         return self._tokenizer
 
     # ---- pixels -----------------------------------------------------------------------------------------------
-    def _read(self, source: Any) -> "_Image":
-        picture = read_image(source, self._limits)
-        try:
-            made = self._processor()(images=[picture], return_tensors="np", **self._options())
-        except (ValueError, TypeError, ZeroDivisionError) as error:
-            raise RequestError(
-                f"an image of {picture.width} x {picture.height} pixels cannot be prepared: {error}",
-                code="invalid_image",
-            ) from error
-        return _tiles(made, self._vision)
+    def _read(self, sources: Sequence[Any]) -> list["_Image"]:
+        pictures = [read_image(source, self._limits) for source in sources]
+        if self._style.by_prompt and len(pictures) > 1:
+            made = self._prepare_pixels([pictures], pictures)
+            pixels = np.asarray(made["pixel_values"], np.float32)
+            return [_one_image({"pixel_values": tiles}, self._vision) for tiles in pixels]
+        return [_one_image(self._prepare_pixels([picture], [picture]), self._vision) for picture in pictures]
 
-    def _options(self) -> Mapping[str, Any]:
-        return {"return_row_col_info": True} if self._style.tiles else {}
+    def _prepare_pixels(self, given: Sequence[Any], pictures: Sequence[Any]) -> Mapping[str, Any]:
+        """given: the pictures as the processor takes them."""
+        options = dict(self._style.options)
+        if self._vision.encoder.model_type == "pixtral":
+            options["patch_size"] = {
+                side: self._vision.patch_size * self._vision.merge for side in ("height", "width")
+            }
+        try:
+            return self._processor()(images=given, return_tensors="np", **options)
+        except (ValueError, TypeError, ZeroDivisionError) as error:
+            sizes = ", ".join(f"{picture.width} x {picture.height}" for picture in pictures)
+            raise RequestError(
+                f"an image of {sizes} pixels cannot be prepared: {error}", code="invalid_image"
+            ) from error
 
     def _processor(self) -> Callable[..., Mapping[str, Any]]:
         with self._lock:
@@ -177,8 +157,8 @@ class ImageReader:
             return self._process
 
 
-_Image = tuple[Sequence[Tile], tuple[int, int]]
-"""The tiles of an image, and in how many rows and columns those lie that are parts of it."""
+_Image = tuple[Sequence[Tile], Layout]
+"""The tiles of an image, and how those lie that are parts of it."""
 
 
 def _load_processor(folder: Path) -> Callable[..., Mapping[str, Any]]:
@@ -199,17 +179,31 @@ def _load_processor(folder: Path) -> Callable[..., Mapping[str, Any]]:
     return loaded  # type: ignore[no-any-return]
 
 
-def _tiles(made: Mapping[str, Any], vision: VisionSpec) -> _Image:
+def _one_image(made: Mapping[str, Any], vision: VisionSpec) -> _Image:
     """One image as processors of several kinds give it."""
     pixels = np.asarray(made["pixel_values"], np.float32)
     if "image_grid_thw" in made:
         _, height, width = np.asarray(made["image_grid_thw"])[0].tolist()
         return [Tile(patches=pixels, grid=(height, width))], (0, 0)
-    pixels = pixels.reshape(-1, *pixels.shape[-3:])
-    shape = (0, 0)
-    if "rows" in made and len(pixels) > 1:
-        shape = (int(np.ravel(made["rows"][0])[0]), int(np.ravel(made["cols"][0])[0]))
-    return [_cut(tile, vision) for tile in pixels], shape
+    tiles = [_cut(tile, vision) for tile in pixels.reshape(-1, *pixels.shape[-3:])]
+    if vision.has_newline:
+        size = np.asarray(made["image_sizes"])[0].tolist() if len(tiles) > 1 else (0, 0)
+        return [_put_together(tiles, size, vision)], (0, 0)
+    layout = (tiles[0].grid[0] // vision.merge, tiles[0].grid[1] // vision.merge)
+    if len(tiles) > 1:
+        layout = (0, 0)
+    if "rows" in made:
+        layout = (int(np.ravel(made["rows"][0])[0]), int(np.ravel(made["cols"][0])[0])) if len(tiles) > 1 else (0, 0)
+    if "aspect_ratios" in made:
+        layout = tuple(np.asarray(made["aspect_ratios"])[0].tolist())
+    return tiles, layout
+
+
+def _put_together(tiles: Sequence[Tile], size: tuple[int, int], vision: VisionSpec) -> Tile:
+    """An image whose rows are those of its tiles, line by line. size: of the picture, height and width."""
+    rows, weights = rows_of_tiles(vision, len(tiles), size)
+    patches = np.concatenate([tile.patches for tile in tiles])
+    return Tile(patches=patches, grid=tiles[0].grid, num_tiles=len(tiles), rows=rows, weights=weights)
 
 
 def _cut(pixels: FloatArray, vision: VisionSpec) -> Tile:
@@ -225,6 +219,8 @@ def _cut(pixels: FloatArray, vision: VisionSpec) -> Tile:
 
 
 def _num_rows(tile: Tile, vision: VisionSpec) -> int:
+    if tile.rows is not None:
+        return len(tile.rows)
     return len(tile.patches) // vision.merge**2
 
 
@@ -239,5 +235,13 @@ def _at_places(token_ids: Sequence[int], tiles: Sequence[Tile], vision: VisionSp
         )
     parts = np.split(places, np.cumsum(counts)[:-1]) if counts else []
     return [
-        ImageInput(patches=tile.patches, grid=tile.grid, places=part) for tile, part in zip(tiles, parts, strict=True)
+        ImageInput(
+            patches=tile.patches,
+            grid=tile.grid,
+            places=part,
+            num_tiles=tile.num_tiles,
+            rows=tile.rows,
+            weights=tile.weights,
+        )
+        for tile, part in zip(tiles, parts, strict=True)
     ]

@@ -105,7 +105,8 @@ class CheckpointParams:
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor) + np.float32(1.0))
             if piece.stored.scaled_by:
                 scales = to_float32(self._source.read(piece.stored.scaled_by))
-                rows = to_float32(tensor) * np.repeat(scales, tensor.shape[0] // len(scales))[:, None]
+                factors = np.repeat(scales, tensor.shape[0] // len(scales))
+                rows = to_float32(tensor) * factors.reshape(-1, *(1,) * (len(tensor.shape) - 1))
                 tensor = replace(tensor, dtype="float32", data=rows)
             if item.param.unit_rows:
                 tensor = _with_unit_rows(tensor)
@@ -143,8 +144,8 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
     if stored.is_scalar:
         data, shape = np.broadcast_to(data, param.shape), param.shape
     if stored.kernel:
-        shape = (shape[0], shape[1] * shape[2])
-        data = np.swapaxes(data, 1, 2).reshape(shape)
+        shape = (shape[0], math.prod(shape[1:]))
+        data = np.swapaxes(data.reshape(shape[0], -1, stored.kernel), 1, 2).reshape(shape)
     if stored.reshape:
         shape = param.shape
         data = data.reshape(shape)
@@ -251,7 +252,7 @@ class _Resolver:
                     stored = replace(stored, transpose=False)
                 if stored.scaled_by:
                     scales = _Found(found.canonical, Stored(name=stored.scaled_by), self.find(stored.scaled_by))
-                    for piece in self.take(param, scales, (param.num_stacked,)):
+                    for piece in self.take(param, scales, (param.num_stacked if stored.stacked else shape[0],)):
                         stored = replace(stored, scaled_by=piece.info.name if piece.info is not None else "")
                 num_beyond = shape[0] - info.shape[0] if stored.first_beyond and info.shape else 0
                 shape = (shape[0] - max(num_beyond, 0), *shape[1:])
@@ -288,7 +289,9 @@ class _Resolver:
             expected = (shape[0] + stored.skip_rows + stored.extra_rows, *shape[1:])
         if stored.is_scalar:
             expected = (1,)
-        if stored.kernel:
+        if stored.kernel and len(info.shape) != 3:  # an image's, or with taps and inputs in one axis
+            expected = info.shape if math.prod(info.shape) == math.prod(shape) else shape
+        elif stored.kernel:
             expected = (shape[0], shape[1] // stored.kernel, stored.kernel)
         if stored.transpose:
             expected = (*expected[:-2], expected[-1], expected[-2])

@@ -15,12 +15,14 @@ class Stored:
     also: other spellings; a checkpoint has one of them.
     copies: names under which a checkpoint may hold the same tensor again, or only there (tied weights).
     zeros: no checkpoint has it, and it is zeros (a bias that a fused linear layer has for its other parts).
-    kernel: stored as a convolution of so many taps, [out, in, kernel]; read as [out, kernel * in].
+    kernel: stored as a convolution of so many taps, [out, in, kernel] or with other axes behind the first; read as
+    [out, kernel * in].
     reshape: stored with other axes, such as those of a convolution over an image, and as many numbers.
     transpose: stored [in_features, out_features] (GPT-2's Conv1D).
     stacked: stored with an axis in front for the param's num_stacked matrices or vectors; such matrices may be
     transposed or not, as their shape tells.
-    scaled_by: the name of a vector whose numbers multiply the stacked matrices. is_scalar: one number for all values.
+    scaled_by: the name of a vector whose numbers multiply the stacked matrices, or rows. is_scalar: one number for
+    all values.
     share: the tensor holds such parts for all j, one under the other; this is the j-th one.
     first_beyond: rows that the tensor lacks at its end are its first one.
     skip_rows: rows at the top that are never read (OPT's first two positions); extra_rows: such ones at the bottom.

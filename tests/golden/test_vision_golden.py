@@ -89,7 +89,7 @@ def test_log_probabilities_of_prompts_equal_transformers(checkpoint: Any, budget
         pairs = zip(output.prompt_logprobs, prompt.token_ids, strict=True)
         got = [entry[token].logprob for entry, token in pairs if entry is not None]
         want = oracle.logprobs(prompt)
-        assert (torch.tensor(got) - want).abs().max() < 2e-4 * want.std() + 1e-4
+        assert (torch.tensor(got) - want).abs().max() < 5e-4 * want.std() + 1e-4
 
 
 def test_equal_images_are_found_and_different_ones_never(checkpoint: Any) -> None:

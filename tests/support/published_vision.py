@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from published_wrappers import PUBLISHED_WRAPPERS
+
 Config = Mapping[str, Any]
 _CLIP_336: Config = {
     "model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096,
@@ -18,6 +20,33 @@ _VICUNA: Config = {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
+_PIXTRAL: Config = {
+    "model_type": "pixtral", "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 4096,
+    "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24, "rope_theta": 10000.0,
+}  # fmt: skip
+_INTERN_VIT: Config = {
+    "model_type": "internvl_vision", "attention_bias": True, "hidden_act": "gelu", "hidden_size": 1024,
+    "image_size": [448, 448], "intermediate_size": 4096, "layer_norm_eps": 1e-6, "norm_type": "layer_norm",
+    "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": [14, 14], "use_qk_norm": False,
+    "use_mean_pooling": True, "use_absolute_position_embeddings": True,
+}  # fmt: skip
+_QWEN3_TOWER: Config = {
+    "deepstack_visual_indexes": [8, 16, 24], "depth": 27, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "in_channels": 3, "intermediate_size": 4304, "num_heads": 16, "num_position_embeddings": 2304, "patch_size": 16,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+_GLM_TOWER: Config = {
+    "attention_bias": False, "depth": 24, "hidden_act": "silu", "hidden_size": 1536, "image_size": 336,
+    "in_channels": 3, "num_heads": 12, "out_hidden_size": 4096, "patch_size": 14, "rms_norm_eps": 1e-5,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+
+
+def _with_images(name: str, vision_config: Config, **more: Any) -> Config:
+    """A published config of a language model inside, with what it says of images."""
+    return {**PUBLISHED_WRAPPERS[name], "vision_config": vision_config, **more}
+
+
 _QWEN: Config = {
     "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
     "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 1000000.0,
@@ -100,4 +129,50 @@ PUBLISHED_VISION: Mapping[str, Config] = {
             "temporal_patch_size": 2,
         },
     },
+    "pixtral_12b": _with_images(
+        "pixtral_12b", {**_PIXTRAL, "image_size": 1024, "patch_size": 16}, image_token_index=10,
+        vision_feature_layer=-1, vision_feature_select_strategy="full", projector_hidden_act="gelu",
+    ),
+    "mistral_small_3_1_24b": _with_images(
+        "mistral_small_3_1_24b", {**_PIXTRAL, "image_size": 1540, "patch_size": 14}, image_token_index=10,
+        spatial_merge_size=2, vision_feature_layer=-1, multimodal_projector_bias=False, tie_word_embeddings=False,
+    ),
+    "llava_v1_6_mistral_7b": _with_images(
+        "llava_v1_6_mistral_7b", _CLIP_336, image_token_index=32000, vision_feature_layer=-2,
+        vision_feature_select_strategy="default",
+        image_grid_pinpoints=[[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+    ),
+    "llava_onevision_qwen2_0_5b": _with_images(
+        "llava_onevision_qwen2_0_5b",
+        {**_SIGLIP_SO400M, "image_size": 384, "num_hidden_layers": 26, "vision_use_head": False},
+        image_token_index=151646, vision_aspect_ratio="anyres_max_9", vision_feature_layer=-1,
+    ),
+    "internvl3_1b": _with_images(
+        "internvl3_1b", _INTERN_VIT, downsample_ratio=0.5, image_token_id=151667, vision_feature_layer=-1,
+        tie_word_embeddings=False,
+    ),
+    "aya_vision_8b": _with_images(
+        "aya_vision_8b", {**_SIGLIP_SO400M, "image_size": 364, "vision_use_head": False}, image_token_index=255036,
+        alignment_intermediate_size=28672, downsample_factor=2, adapter_layer_norm_eps=1e-6,
+    ),
+    "llama_4_scout_17b_16e": _with_images(
+        "llama_4_scout_17b_16e",
+        {
+            "model_type": "llama4_vision_model", "hidden_size": 1408, "image_size": 336, "intermediate_size": 5632,
+            "num_attention_heads": 16, "num_hidden_layers": 34, "patch_size": 14, "pixel_shuffle_ratio": 0.5,
+            "projector_input_dim": 4096, "projector_output_dim": 4096, "rope_theta": 10000,
+            "vision_output_dim": 4096,
+        },
+        image_token_index=200092,
+    ),
+    "qwen3_vl_30b_a3b": _with_images(
+        "qwen3_vl_30b_a3b", {**_QWEN3_TOWER, "model_type": "qwen3_vl_moe", "out_hidden_size": 2048},
+        image_token_id=151655,
+    ),
+    "glm_4_1v_9b": _with_images(
+        "glm_4_1v_9b", {**_GLM_TOWER, "model_type": "glm4v", "intermediate_size": 13696}, image_token_id=151343,
+    ),
+    "glm_4_5v": _with_images(
+        "glm_4_5v", {**_GLM_TOWER, "model_type": "glm4v_moe", "intermediate_size": 10944}, image_token_id=151363,
+    ),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Tiny vision-language checkpoints made by transformers: weights, image processors, pictures, and what it answers."""
 
 import base64
+import copy
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,12 @@ TOWER: Mapping[str, Any] = {
 }  # fmt: skip
 QWEN_TOWER: Mapping[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": 7, "in_channels": 3}
 SQUARE: Mapping[str, Any] = {"size": {"height": 28, "width": 28}}
+PIXTRAL: Mapping[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 7,
+    "image_size": 56, "head_dim": 16,
+}  # fmt: skip
+PINPOINTS: Mapping[str, Any] = {"image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 84]]}
+TILES: Mapping[str, Any] = {**SQUARE, "crop_to_patches": True, "max_patches": 4}
 MROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -37,7 +44,8 @@ MROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "mrop
 class VisionCase:
     """One tiny checkpoint. text, vision, config: keys of its config; processor: image processor and its settings.
 
-    least_budget: of a step's tokens, where an image, or a prompt, must fit in one step.
+    least_budget: of a step's tokens, where an image, or a prompt, must fit in one step. by_prompt: an image that is
+    alone in a prompt is cut into tiles, several are not.
     """
 
     model_type: str
@@ -51,6 +59,7 @@ class VisionCase:
     prepared: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     least_budget: int = 1
+    by_prompt: bool = False
     token_types: Callable[[torch.Tensor], Mapping[str, torch.Tensor]] = lambda ids: {}
 
     def __str__(self) -> str:
@@ -162,6 +171,135 @@ VISION_CASES = (
         settings=QWEN_SETTINGS,
         token_types=_mm_types,
     ),
+    VisionCase(
+        "qwen3_vl_moe",
+        "qwen3_vl_moe_text",
+        "qwen3_vl_moe_vision",
+        "Qwen2VLImageProcessorPil",
+        text={
+            "rope_parameters": {**MROPE, "mrope_interleaved": True}, "head_dim": 16, "num_experts": 4,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        },
+        vision={
+            **QWEN_TOWER, "out_hidden_size": 64, "num_position_embeddings": 16, "deepstack_visual_indexes": [1],
+        },
+        settings=QWEN_SETTINGS,
+        token_types=_mm_types,
+    ),
+    VisionCase(
+        "qwen3_5",
+        "qwen3_5_text",
+        "qwen3_5_vision",
+        "Qwen2VLImageProcessorPil",
+        text={
+            "rope_parameters": {
+                **MROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.5,
+            },
+            "head_dim": 16, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+        },
+        vision={**QWEN_TOWER, "out_hidden_size": 64, "num_position_embeddings": 16},
+        settings=QWEN_SETTINGS,
+        token_types=_mm_types,
+    ),
+    VisionCase(
+        "glm4v",
+        "glm4v_text",
+        "glm4v_vision",
+        "Glm4vImageProcessorPil",
+        text={"rope_parameters": {**MROPE, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, "head_dim": 16},
+        vision={**QWEN_TOWER, "out_hidden_size": 64},
+        settings={**QWEN_SETTINGS, "size": {"shortest_edge": 14 * 14 * 2 * 4, "longest_edge": 14 * 14 * 2 * 30}},
+        token_types=_mm_types,
+    ),
+    VisionCase(
+        "llava",
+        "mistral",
+        "pixtral",
+        "PixtralImageProcessorPil",
+        vision=PIXTRAL,
+        config={"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        settings={"size": {"longest_edge": 42}, "patch_size": {"height": 7, "width": 7}},
+        name="pixtral",
+    ),
+    VisionCase(
+        "mistral3",
+        "mistral",
+        "pixtral",
+        "PixtralImageProcessorPil",
+        vision=PIXTRAL,
+        settings={"size": {"longest_edge": 56}, "patch_size": {"height": 14, "width": 14}},
+    ),
+    VisionCase(
+        "llava_next",
+        "mistral",
+        "clip_vision_model",
+        "LlavaNextImageProcessorPil",
+        config=PINPOINTS,
+        settings={**LLAVA, **PINPOINTS},
+    ),
+    VisionCase(
+        "llava_onevision",
+        "qwen2",
+        "siglip_vision_model",
+        "LlavaOnevisionImageProcessorPil",
+        config={**PINPOINTS, "vision_aspect_ratio": "anyres_max_2"},
+        settings={**SQUARE, **PINPOINTS},
+        by_prompt=True,
+    ),
+    VisionCase(
+        "internvl",
+        "qwen2",
+        "internvl_vision",
+        "GotOcr2ImageProcessorPil",
+        vision={"image_size": [28, 28], "patch_size": [7, 7]},
+        settings=TILES,
+    ),
+    VisionCase(
+        "internvl",
+        "qwen3",
+        "internvl_vision",
+        "GotOcr2ImageProcessorPil",
+        text={"head_dim": 16},
+        vision={
+            "image_size": [28, 28], "patch_size": [7, 7], "use_qk_norm": True, "norm_type": "rms_norm",
+            "attention_bias": True,
+        },
+        settings=TILES,
+        name="internvl_rms_norm",
+    ),
+    VisionCase(
+        "cohere2_vision",
+        "cohere2",
+        "siglip_vision_model",
+        "GotOcr2ImageProcessorPil",
+        text={"sliding_window": 24, "tie_word_embeddings": True, "logit_scale": 1.0},
+        config={"alignment_intermediate_size": 48},
+        settings=TILES,
+    ),
+    VisionCase(
+        "aya_vision",
+        "cohere2",
+        "siglip_vision_model",
+        "GotOcr2ImageProcessorPil",
+        text={"sliding_window": 24, "tie_word_embeddings": True, "logit_scale": 1.0},
+        config={"alignment_intermediate_size": 48},
+        settings=TILES,
+    ),
+    VisionCase(
+        "llama4",
+        "llama4_text",
+        "llama4_vision_model",
+        "GotOcr2ImageProcessorPil",
+        text={
+            "head_dim": 16, "intermediate_size_mlp": 80, "attention_chunk_size": 512, "num_local_experts": 4,
+            "interleave_moe_layer_step": 2,
+        },
+        vision={
+            "intermediate_size": 128, "projector_input_dim": 48, "projector_output_dim": 48, "vision_output_dim": 48,
+        },
+        settings=TILES,
+    ),
 )  # fmt: skip
 
 
@@ -179,6 +317,7 @@ class VisionOracle:
     def __init__(self, case: VisionCase, folder: Path) -> None:
         import transformers
         from transformers import AutoConfig, AutoModelForImageTextToText
+        from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
         text = {key: size for key, size in TEXT.items() if key not in case.text}
         config = AutoConfig.for_model(
@@ -189,10 +328,13 @@ class VisionOracle:
         )
         auto: Any = AutoModelForImageTextToText
         self.case = case
+        output: Any = MoeCausalLMOutputWithPast
+        output.image_outputs = None  # Llama 4's forward reads it
         model: Any = auto.from_config(config, attn_implementation="eager", dtype=torch.float32)
         randomise(model)
         model.save_pretrained(folder)
         self.model: Any = auto.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        self._wide = copy.deepcopy(self.model).double()
         self.processor: Any = getattr(transformers, case.processor)(**case.settings)
         self.processor.save_pretrained(folder)
 
@@ -204,17 +346,21 @@ class VisionOracle:
             if isinstance(piece, int):
                 token_ids += random.integers(3, 120, piece).tolist()
                 continue
-            for tile in self._rows(piece):
+            for tile in self._rows(piece, alone=sum(not isinstance(other, int) for other in pieces) == 1):
                 token_ids += [*[IMAGE_TOKEN] * tile, SPLIT]
             pictures.append(piece)
         return VisionPrompt(token_ids, pictures)
 
-    def _rows(self, picture: Image.Image) -> list[int]:
-        """Rows of each tile."""
+    def _rows(self, picture: Image.Image, *, alone: bool) -> list[int]:
+        """Rows of each tile. alone: no other picture is in the prompt."""
         made = self._inputs([picture])
-        model = self.model.model
+        if self.case.by_prompt and not alone:
+            whole: int = self.model.config.vision_config.image_size // self.model.config.vision_config.patch_size
+            return [whole**2 + 1]
+        model = getattr(self.model, "model", self.model)
         with torch.inference_mode():
-            found = model.get_image_features(**{k: v for k, v in made.items()}).pooler_output
+            out = model.get_image_features(**{k: v for k, v in made.items()})
+        found = out.last_hidden_state if out.pooler_output is None else out.pooler_output
         count = sum(rows.shape[0] if rows.dim() == 2 else rows.shape[0] * rows.shape[1] for rows in _as_list(found))
         tiles = made["pixel_values"].shape[1] if "pixel_attention_mask" in made else 1
         return [count // tiles] * tiles
@@ -223,15 +369,20 @@ class VisionOracle:
         if not pictures:
             return {}
         given = [list(pictures)] if self.case.prepared else list(pictures)
-        made = self.processor(images=given, return_tensors="np")
-        keys = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
+        keys = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images")
+        if not self.case.by_prompt or len(given) == 1:
+            made = self.processor(images=given, return_tensors="np")
+        else:
+            made = self.processor(images=[given], return_tensors="np")
         return {key: torch.from_numpy(np.asarray(made[key])) for key in keys if key in made}
 
     def logprobs(self, prompt: VisionPrompt) -> torch.Tensor:
-        """Log probabilities of each token of the prompt but the first, [num_tokens - 1]."""
-        ids = torch.tensor([prompt.token_ids])
+        """Log probabilities of each token of the prompt but the first, [num_tokens - 1], in float64: the error of
+        transformers in float32 is as large as ours, and larger behind an encoder."""
+        ids, inputs = torch.tensor([prompt.token_ids]), self._inputs(prompt.pictures)
+        wide = {name: array.double() if array.is_floating_point() else array for name, array in inputs.items()}
         with torch.inference_mode():
-            logits = self.model(input_ids=ids, **self._inputs(prompt.pictures), **self._types(ids, prompt)).logits[0]
+            logits = self._wide(input_ids=ids, **wide, **self._types(ids, prompt)).logits[0].float()
         logprobs: torch.Tensor = logits[:-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         return logprobs
 

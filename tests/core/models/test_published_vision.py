@@ -14,8 +14,15 @@ from headrace.core.runner.images import _bucket
 from published_vision import PUBLISHED_VISION
 
 LLAVA = PUBLISHED_VISION["llava_1_5_7b"]
-UNREAD = {"llava": r"vision_tower.*(layers\.23\.|post_layernorm)"}
-"""Behind the layer whose patches are read."""
+UNREAD = {
+    "llava": r"vision_tower.*(layers\.23\.|post_layernorm)",
+    "llava_next": r"vision_tower.*(layers\.23\.|post_layernorm)",
+    "pixtral_12b": "$^",
+    "internvl": r"\.lambda_[12]$",
+    "llava_onevision": r"vision_tower.*post_layernorm",
+    "aya_vision": r"vision_tower.*post_layernorm",
+}
+"""Behind the layer whose patches are read, and factors that become part of the weights that they multiply."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED_VISION)
@@ -27,18 +34,19 @@ def test_declared_parameters_are_as_many_as_those_of_transformers(name: str) -> 
     auto: Any = AutoModelForImageTextToText
     with torch.device("meta"):
         theirs = auto.from_config(AutoConfig.for_model(**dict(raw)))
-    unread = re.compile(UNREAD.get(raw["model_type"], "$^"))
+    unread = re.compile(UNREAD.get(name, UNREAD.get(raw["model_type"], "$^")))
     spec = read_spec(HFConfig(raw))
     declared = [param for param in declare_params(spec) if param.kind != "constant"]
     named = [parameter for key, parameter in theirs.named_parameters() if not unread.search(key)]
+    named += [buffer for key, buffer in theirs.named_buffers() if key.endswith("e_score_correction_bias")]
     assert spec.vision is not None and spec.vision.image_token_id == theirs.config.image_token_id
     assert sum(param.num_elements for param in declared) == sum(parameter.numel() for parameter in named)
 
 
 def test_a_model_whose_encoder_is_not_known_is_its_language_model() -> None:
-    pixtral = HFConfig({**LLAVA, "vision_config": {"model_type": "pixtral"}, "vision_feature_layer": -1})
-    assert read_spec(pixtral) == read_spec(pixtral, with_images=False)
-    assert family_of(pixtral).weights == family_of(pixtral, with_images=False).weights
+    other = HFConfig({**LLAVA, "vision_config": {"model_type": "dinov2"}})
+    assert read_spec(other) == read_spec(other, with_images=False)
+    assert family_of(other).weights == family_of(other, with_images=False).weights
 
 
 @pytest.mark.parametrize(("layer", "count"), [(..., 23), (-2, 23), ([-2], 23), (-1, 24), (3, 3)])
