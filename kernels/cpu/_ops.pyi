@@ -235,9 +235,15 @@ class Program:
         """out: one column of float32."""
 
     def rotary_angles(
-        self, cos: View, sin: View, inv_freq: Sequence[float], attention_factors: Sequence[float]
+        self,
+        cos: View,
+        sin: View,
+        inv_freq: Sequence[float],
+        attention_factors: Sequence[float],
+        axes: Sequence[int] = ...,
     ) -> None:
-        """inv_freq: [variants, cols], flat; with several variants the step's rope_rows picks one for each token."""
+        """inv_freq: [variants, cols], flat; with several variants the step's rope_rows picks one for each token. axes:
+        by which of the step's rope_positions each column turns, instead of by positions."""
 
     def rope(
         self, out: View, x: View, cos: View, sin: View, head_dim: int, head_stride: int, interleaved: bool = False
@@ -347,6 +353,10 @@ class Program:
     def gather(self, out: View, x: View) -> None:
         """Rows of tokens by logits_indices."""
 
+    def place_rows(self, out: View, x: View, rows: npt.NDArray[Any], column: int, is_sum: bool) -> None:
+        """x with rows of images in the place of its own, or added, by the step's image_rows. rows: [n, cols], of
+        which columns from `column` on are read in each step."""
+
     def mean_rows(self, out: View, x: View) -> None:
         """Means of the step's ranges of rows."""
 
@@ -365,10 +375,11 @@ class Program:
         sinks: Sequence[float] = ...,
         alibi_slopes: Sequence[float] = ...,
         relative_bias: Sequence[float] = ...,
-        sees: Literal["past", "all", "encoder"] = "past",
+        sees: Literal["past", "ahead", "all", "encoder"] = "past",
     ) -> None:
         """group: as in `write_kv`. relative_bias: [num_heads, 2 * MAX_DISTANCE + 1], flat, by key - query. sees: keys
-        up to a token's own, all of its request (within a window on both sides), or encoder_lens of it."""
+        up to a token's own, those before the step's reach too, all of its request (within a window on both sides), or
+        encoder_lens of it."""
 
     def call(self, function: Callable[[], None]) -> None:
         """Behind all records so far, in the caller's thread: for what has no kernel. An exception ends the step."""
@@ -388,6 +399,9 @@ class Program:
         ranges: tuple[Ints, Ints] | None = None,
         features: Floats | None = None,
         windows: Sequence[Ints] = ...,
+        reach: Ints | None = None,
+        image_rows: Ints | None = None,
+        rope_positions: Ints | None = None,
     ) -> None:
         """One step; rope_rows if a rope has variants, ranges (starts, ends) if the program makes means of rows: then
         their number is that of the rows of logits. features: [frames, n], then that number is that of frames;

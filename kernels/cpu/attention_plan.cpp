@@ -97,14 +97,15 @@ void KVMemory::write_block(std::int64_t block, const void *in) {
 }
 
 void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_loc, const std::int32_t *seq_lens,
-                         std::int64_t num_reqs, std::int64_t num_tokens, int num_threads) {
+                         std::int64_t num_reqs, std::int64_t num_tokens, int num_threads, const std::int32_t *reach,
+                         bool is_ahead) {
     blocks_.clear();
     tasks_.clear();
     const KVCache &cache = args.cache;
     const std::int64_t group = args.num_heads / cache.num_kv_heads;
     const std::int64_t num_parts = (group + kAttentionRows - 1) / kAttentionRows;  // of the heads of a KV head
     const std::int64_t step = std::max<std::int64_t>(1, kAttentionRows / group);
-    const bool sees_all = args.reach >= kEveryKey;
+    const bool sees_all = args.reach >= kEveryKey && !is_ahead;
     for (std::int64_t r = 0; r < num_reqs; ++r) {
         const std::int64_t begin = query_start_loc[r], end = query_start_loc[r + 1], seq_len = seq_lens[r];
         if (begin < 0 || end < begin || end > num_tokens)
@@ -126,10 +127,19 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
                                             "] is " + std::to_string(block) + ", the cache has " +
                                             std::to_string(cache.num_blocks) + " blocks");
         }
-        for (std::int64_t token = begin; token < end; token += step) {
-            const std::int64_t count = std::min(step, end - token), position = first_position + token - begin;
+        const auto sees_ahead = [&](std::int64_t token) {
+            return reach != nullptr && reach[token] > first_position + token - begin + 1;
+        };
+        std::int64_t count;
+        for (std::int64_t token = begin; token < end; token += count) {
+            count = std::min(step, end - token);
+            for (std::int64_t k = 1; reach != nullptr && k < count; ++k)
+                if (sees_ahead(token + k) != sees_ahead(token) || (is_ahead && reach[token + k] != reach[token])) count = k;
+            if (sees_ahead(token) != is_ahead) continue;
+            const std::int64_t position = first_position + token - begin;
+            const std::int64_t num_keys = is_ahead ? std::min<std::int64_t>(seq_len, reach[token]) : seq_len;
             const std::int64_t low = args.window ? std::max<std::int64_t>(0, position - args.window + 1) : 0;
-            const std::int64_t high = std::min(seq_len, position + count - 1 + args.reach);
+            const std::int64_t high = std::min(num_keys, position + count - 1 + args.reach);
             const std::int64_t first = low / kSegment, last = (high + kSegment - 1) / kSegment;
             for (std::int64_t h = 0; h < cache.num_kv_heads; ++h)
                 for (std::int64_t part = 0; part < num_parts; ++part) {
@@ -138,7 +148,7 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
                     blocks_.push_back({static_cast<std::int32_t>(r), static_cast<std::int32_t>(h),
                                        static_cast<std::int32_t>(token), static_cast<std::int32_t>(count),
                                        static_cast<std::int32_t>(head), static_cast<std::int32_t>(next_head - head),
-                                       static_cast<std::int32_t>(position), static_cast<std::int32_t>(seq_len),
+                                       static_cast<std::int32_t>(position), static_cast<std::int32_t>(num_keys),
                                        static_cast<std::int32_t>(first), static_cast<std::int32_t>(last - first), 0, -1});
                 }
         }

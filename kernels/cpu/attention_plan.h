@@ -40,10 +40,13 @@ std::int64_t kv_bytes(std::int64_t num_blocks, std::int64_t block_size, std::int
 // Owns what AttentionArgs points at for one call; kept between calls so that a step allocates nothing new.
 class AttentionPlan {
   public:
-    // Fill in blocks, tasks and partials of `args` from the batch. Throws std::invalid_argument for lengths that do
-    // not fit together and for a needed entry of the block table outside the cache.
+    // Fill in blocks, tasks and partials of `args` from the batch. reach: [num_tokens] or null; a token also sees the
+    // positions before this. Those that then see more than their past are left to a plan of their own, which has
+    // `is_ahead`. Throws std::invalid_argument for lengths that do not fit together and for a needed entry of the
+    // block table outside the cache.
     void make(AttentionArgs &args, const std::int32_t *query_start_loc, const std::int32_t *seq_lens,
-              std::int64_t num_reqs, std::int64_t num_tokens, int num_threads);
+              std::int64_t num_reqs, std::int64_t num_tokens, int num_threads, const std::int32_t *reach = nullptr,
+              bool is_ahead = false);
 
   private:
     std::vector<AttentionBlock> blocks_;

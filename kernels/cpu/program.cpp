@@ -226,8 +226,14 @@ void Program::add_rms_norm(const View &out, const View &total, const View &x, co
 }
 
 void Program::rotary_angles(const View &cos, const View &sin, std::vector<float> inv_freq,
-                            std::vector<float> attention_factors) {
+                            std::vector<float> attention_factors, std::vector<std::int64_t> axes) {
     const std::int64_t half = cos.cols, variants = static_cast<std::int64_t>(attention_factors.size());
+    if (!axes.empty() && static_cast<std::int64_t>(axes.size()) != half)
+        refuse("there must be an axis for each of " + std::to_string(half) + " columns");
+    for (const std::int64_t axis : axes) {
+        if (axis < 0) refuse("an axis must not be negative");
+        num_axes_ = std::max(num_axes_, axis + 1);
+    }
     if (variants < 1) refuse("rotary_angles needs an attention factor for each variant");
     if (static_cast<std::int64_t>(inv_freq.size()) != variants * half)
         refuse("inv_freq must have " + std::to_string(variants * half) + " values, got " +
@@ -240,8 +246,8 @@ void Program::rotary_angles(const View &cos, const View &sin, std::vector<float>
     if (variants > 1)
         num_rope_variants_ = num_rope_variants_ > 1 ? std::min(num_rope_variants_, variants) : variants;
     auto *cosines = reinterpret_cast<float *>(at(cos)), *sines = reinterpret_cast<float *>(at(sin));
-    Body body = [=, inv_freq = std::move(inv_freq), factors = std::move(attention_factors)](const Step &step,
-                                                                                           const Context &context) {
+    Body body = [=, inv_freq = std::move(inv_freq), factors = std::move(attention_factors),
+                 axes = std::move(axes)](const Step &step, const Context &context) {
         std::int64_t begin, end;
         share(step.num_tokens, context, &begin, &end);
         for (std::int64_t i = begin; i < end; ++i) {
@@ -249,7 +255,10 @@ void Program::rotary_angles(const View &cos, const View &sin, std::vector<float>
             const float *frequencies = inv_freq.data() + variant * half;
             const float factor = factors[static_cast<std::size_t>(variant)];
             for (std::int64_t j = 0; j < half; ++j) {
-                const float angle = static_cast<float>(step.positions[i]) * frequencies[j];
+                const std::int32_t position =
+                    axes.empty() ? step.positions[i]
+                                 : step.rope_positions[i * step.num_axes + axes[static_cast<std::size_t>(j)]];
+                const float angle = static_cast<float>(position) * frequencies[j];
                 cosines[i * half + j] = std::cos(angle) * factor;
                 sines[i * half + j] = std::sin(angle) * factor;
             }
@@ -311,6 +320,33 @@ void Program::gather(const View &out, const View &x) {
         {reads(x), writes(out, 1)});
 }
 
+void Program::place_rows(const View &out, const View &x, const KeptRows &rows, bool is_sum) {
+    check(x, x.cols);
+    check(out, x.cols);
+    want_same(out, x, "out and x");
+    if (x.rows != Rows::tokens || rows.num_rows < 1 || rows.column < 0 || rows.column + x.cols > rows.cols)
+        refuse("place_rows takes rows of tokens, and columns that the rows of images have");
+    num_kept_rows_ = std::min(num_kept_rows_, rows.num_rows);
+    const std::int64_t size = bytes_of(x.dtype);
+    add_record(
+        [=, this](const Step &step, const Context &context) {
+            std::int64_t begin, end;
+            share(step.num_tokens, context, &begin, &end);
+            for (std::int64_t i = begin; i < end; ++i) {
+                const char *from = at(x) + i * x.stride * size;
+                char *to = at(out) + i * out.stride * size;
+                std::memcpy(to, from, static_cast<std::size_t>(x.cols * size));
+                const std::int64_t row = step.image_rows == nullptr ? -1 : step.image_rows[i];
+                const std::int64_t first = row * rows.cols + rows.column;
+                for (std::int64_t k = 0; row >= 0 && k < x.cols; ++k) {
+                    set_number(to, x.dtype, k, number(rows.data, rows.dtype, first + k));
+                    if (is_sum) set_number(to, x.dtype, k, number(from, x.dtype, k) + number(to, x.dtype, k));
+                }
+            }
+        },
+        {reads(x, 1), writes(out, 1)});
+}
+
 void Program::mean_rows(const View &out, const View &x) {
     check(x, x.cols);
     check(out, x.cols);
@@ -370,6 +406,9 @@ void Program::validate(const Step &step) const {
     } else if (step.logits_indices != nullptr) {
         within(step.logits_indices, step.num_logits, 0, step.num_tokens, "logits_indices");
     }
+    if (num_axes_ > 0 && (step.rope_positions == nullptr || step.num_axes < num_axes_))
+        refuse("a rope turns by " + std::to_string(num_axes_) + " axes, and the step brings fewer");
+    if (step.image_rows != nullptr) within(step.image_rows, step.num_tokens, -1, num_kept_rows_, "image_rows");
     if (num_rope_variants_ > 1) {
         if (step.rope_rows == nullptr) refuse("a rope has variants, and the step brings no rope_rows");
         within(step.rope_rows, step.num_tokens, 0, num_rope_variants_, "rope_rows");

@@ -34,9 +34,9 @@ struct View {
 // What an embedding is looked up by.
 enum class Ids : int { input_ids, positions, token_types };
 
-// The keys that a token attends to: those up to its own position; those of all of its request's rows; those that an
-// encoder made of its request's other input.
-enum class Sees : int { past, all, encoder };
+// The keys that a token attends to: those up to its own position; these and those that the step lets it see ahead;
+// those of all of its request's rows; those that an encoder made of its request's other input.
+enum class Sees : int { past, ahead, all, encoder };
 
 // In the place of a KV group: keys and values of this step's own rows, in a cache that no other step reads.
 constexpr std::int64_t kOwnRows = -1;
@@ -80,6 +80,13 @@ struct States {
     std::int64_t num_slots, numbers, group;
 };
 
+// Rows that are kept of images, [num_rows, cols], which are the caller's; of these, columns from `column` on.
+struct KeptRows {
+    const void *data;
+    Dtype dtype;
+    std::int64_t num_rows, cols, column;
+};
+
 struct ScanViews {
     View x, dt, b, c;
 };
@@ -97,6 +104,10 @@ struct Step {
     const std::int32_t *rope_rows;                         // [num_tokens], or null if no rope has variants
     const std::int32_t *token_types;                       // [num_tokens], or null if none are embedded
     const std::int32_t *encoder_lens;                      // [num_reqs], or null if nothing attends to an encoder
+    const std::int32_t *reach;                             // [num_tokens], or null if none sees ahead
+    const std::int32_t *image_rows;                        // [num_tokens], -1 for none, or null if none has one
+    const std::int32_t *rope_positions;                    // [num_tokens, num_axes], or null without such ropes
+    std::int64_t num_axes;
     const std::int32_t *starts, *ends;                     // [num_logits] ranges of rows, or null without mean_rows
     const float *features;                                 // [num_logits, num_features], or null without them
     std::int64_t num_features;
@@ -131,8 +142,9 @@ class Program {
     void layer_norm(const View &out, const View &x, std::int64_t n, std::vector<float> weight, std::vector<float> bias,
                     float eps);
     // inv_freq: [variants, cols] for as many variants as there are factors; with several, rope_rows picks one a token.
+    // axes: by which of rope_positions each column turns; empty: by positions.
     void rotary_angles(const View &cos, const View &sin, std::vector<float> inv_freq,
-                       std::vector<float> attention_factors);
+                       std::vector<float> attention_factors, std::vector<std::int64_t> axes);
     // head_stride: columns of x from one head to the next.
     void rope(const View &out, const View &x, const View &cos, const View &sin, std::int64_t head_dim,
               std::int64_t head_stride, bool interleaved);
@@ -153,6 +165,8 @@ class Program {
     void copy_heads(const View &out, const View &x, std::int64_t num_heads, std::int64_t head_dim, std::int64_t x_step,
                     std::int64_t out_step);
     void gather(const View &out, const View &x);  // rows logits_indices
+    // x with the rows of images in the place of its own, or added to them, where the step has some.
+    void place_rows(const View &out, const View &x, const KeptRows &rows, bool is_sum);
     void features(const View &out);               // the step's
     // Rows of x side by side, by the step's windows of this number, `width` of them.
     void stack_rows(const View &out, const View &x, std::int64_t number, std::int64_t width);
@@ -224,9 +238,9 @@ class Program {
     struct Tasks {
         std::int64_t group;
         Sees sees;
-        AttentionPlan plan;
-        AttentionArgs args;
-        std::int64_t counters[2] = {0, 0};
+        AttentionPlan plan, plan_ahead;
+        AttentionArgs args, args_ahead;  // ahead: of the tokens that see more than their past
+        std::int64_t counters[2] = {0, 0}, counters_ahead[2] = {0, 0};
         int num_records = 0;
     };
 
@@ -283,6 +297,7 @@ class Program {
     };
     std::vector<WindowUse> windows_;
     std::int64_t num_rope_variants_ = 1;  // of the rope that has the fewest, among those that have several
+    std::int64_t num_axes_ = 0, num_kept_rows_ = INT32_MAX;
     std::vector<std::int64_t> num_slots_;  // per KV group, of the smallest cache
     std::vector<std::int64_t> state_groups_;
     struct Call {

@@ -64,7 +64,7 @@ void Program::attention(const View &out, const View &query, const KVMemory &memo
     const Kernels &table = kernels();
     add_record(
         [=, this, &table, options = std::move(options)](const Step &, const Context &context) {
-            if (context.thread == 0) tasks->counters[1 - turn] = 0;
+            if (context.thread == 0) tasks->counters[1 - turn] = tasks->counters_ahead[1 - turn] = 0;
             AttentionArgs args = tasks->args;
             args.cache = cache;
             args.query = at(query);
@@ -78,6 +78,15 @@ void Program::attention(const View &out, const View &query, const KVMemory &memo
             args.relative_bias = or_null(options.relative_bias);
             args.next_task = &tasks->counters[turn];
             table.attention(args, context);
+            const AttentionArgs &ahead = tasks->args_ahead;
+            if (ahead.num_tasks == 0) return;
+            args.reach = ahead.reach;
+            args.blocks = ahead.blocks;
+            args.tasks = ahead.tasks;
+            args.num_tasks = ahead.num_tasks;
+            args.partials = ahead.partials;
+            args.next_task = &tasks->counters_ahead[turn];
+            table.attention(args, context);
         },
         {reads(query), writes(out), cache_access(memory, false),
          {counters, counters + sizeof tasks->counters, Rows::tokens, 0, 0, 0, true}},
@@ -86,7 +95,8 @@ void Program::attention(const View &out, const View &query, const KVMemory &memo
 
 Program::Tasks *Program::tasks_for(const KVCache &cache, std::int64_t group, std::int64_t heads,
                                    const AttentionOptions &options) {
-    const std::int64_t reach = options.sees == Sees::past ? 1 : options.window > 0 ? options.window : kEveryKey;
+    const bool is_causal = options.sees == Sees::past || options.sees == Sees::ahead;
+    const std::int64_t reach = is_causal ? 1 : options.window > 0 ? options.window : kEveryKey;
     const auto same = [&](const std::unique_ptr<Tasks> &t) {
         return t->group == group && t->sees == options.sees && t->args.num_heads == heads &&
                t->args.window == options.window && t->args.reach == reach &&
@@ -104,6 +114,8 @@ Program::Tasks *Program::tasks_for(const KVCache &cache, std::int64_t group, std
     tasks->args.num_heads = heads;
     tasks->args.window = options.window;
     tasks->args.reach = reach;
+    tasks->args_ahead = tasks->args;
+    tasks->args_ahead.reach = kEveryKey;
     if (group == kOwnRows) {
         own_.block_size = cache.block_size;
         own_.num_blocks = own_.num_blocks == 0 ? cache.num_blocks : std::min(own_.num_blocks, cache.num_blocks);
@@ -118,11 +130,19 @@ void Program::plan_attention(const Step &step) {
         const auto group = static_cast<std::size_t>(tasks->group);
         const std::int32_t *lens = tasks->sees == Sees::encoder ? step.encoder_lens : step.seq_lens;
         if (lens == nullptr) refuse("the program attends to an encoder's output, and the step brings no encoder_lens");
+        const std::int32_t *reach = tasks->sees == Sees::ahead ? step.reach : nullptr;
         tasks->args.block_table = is_own ? own_.tables.data() : step.block_tables[group];
         tasks->args.max_num_blocks = is_own ? own_.max_num_blocks : step.max_num_blocks[group];
         tasks->plan.make(tasks->args, step.query_start_loc, is_own ? own_.lens.data() : lens, step.num_reqs,
-                         step.num_tokens, num_threads());
-        tasks->counters[0] = tasks->counters[1] = 0;
+                         step.num_tokens, num_threads(), reach);
+        tasks->args_ahead.num_tasks = 0;
+        if (reach != nullptr) {
+            tasks->args_ahead.block_table = tasks->args.block_table;
+            tasks->args_ahead.max_num_blocks = tasks->args.max_num_blocks;
+            tasks->plan_ahead.make(tasks->args_ahead, step.query_start_loc, lens, step.num_reqs, step.num_tokens,
+                                   num_threads(), reach, true);
+        }
+        for (std::int64_t *counters : {tasks->counters, tasks->counters_ahead}) counters[0] = counters[1] = 0;
     }
 }
 

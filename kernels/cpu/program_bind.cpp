@@ -34,7 +34,7 @@ void attention(Program &program, const View &out, const View &query, const KVMem
                float scale, std::int64_t window, float softcap, FloatList sinks, FloatList alibi_slopes,
                FloatList relative_bias, const std::string &sees) {
     static const std::pair<const char *, Sees> names[] = {
-        {"past", Sees::past}, {"all", Sees::all}, {"encoder", Sees::encoder}};
+        {"past", Sees::past}, {"ahead", Sees::ahead}, {"all", Sees::all}, {"encoder", Sees::encoder}};
     program.attention(out, query, memory, group,
                       {scale, window, softcap, std::move(sinks), std::move(alibi_slopes), std::move(relative_bias),
                        named(names, "sees", sees)});
@@ -81,6 +81,11 @@ States states_of(const Out &array, std::int64_t group) {
     return {array.data(), dtype_of(array, "states"), slots, slots == 0 ? 0 : size / slots, group};
 }
 
+void place_rows(Program &program, const View &out, const View &x, const In &rows, std::int64_t column, bool is_sum) {
+    want(rows, "rows", {-1, -1});
+    program.place_rows(out, x, {rows.data(), dtype_of(rows, "rows"), dim(rows, 0), dim(rows, 1), column}, is_sum);
+}
+
 void causal_conv(Program &program, const View &out, const View &x, Out states, std::int64_t group, FloatList weight,
                  FloatList bias, std::int64_t width, bool is_silu) {
     program.causal_conv(out, x, states_of(states, group), std::move(weight), std::move(bias), width, is_silu);
@@ -105,7 +110,8 @@ void gated_delta(Program &program, const View &out, const std::vector<View> &in,
 void run(Program &program, Ints input_ids, Ints positions, Ints query_start_loc, Ints seq_lens,
          const TableList &block_tables, const IntList &slot_mappings, Ints logits_indices,
          std::optional<Ints> rope_rows, std::optional<Ints> token_types, std::optional<Ints> encoder_lens,
-         std::optional<std::pair<Ints, Ints>> ranges, std::optional<Floats2> features, const TableList &windows) {
+         std::optional<std::pair<Ints, Ints>> ranges, std::optional<Floats2> features, const TableList &windows,
+         std::optional<Ints> reach, std::optional<Ints> image_rows, std::optional<Ints2> rope_positions) {
     Step step{};
     step.num_tokens = dim(input_ids, 0);
     step.num_reqs = dim(seq_lens, 0);
@@ -124,6 +130,13 @@ void run(Program &program, Ints input_ids, Ints positions, Ints query_start_loc,
     step.rope_rows = optional(rope_rows, "rope_rows", step.num_tokens);
     step.token_types = optional(token_types, "token_types", step.num_tokens);
     step.encoder_lens = optional(encoder_lens, "encoder_lens", step.num_reqs);
+    step.reach = optional(reach, "reach", step.num_tokens);
+    step.image_rows = optional(image_rows, "image_rows", step.num_tokens);
+    if (rope_positions) {
+        want(*rope_positions, "rope_positions", {step.num_tokens, -1});
+        step.rope_positions = rope_positions->data();
+        step.num_axes = dim(*rope_positions, 1);
+    }
     if (ranges) {
         want(ranges->second, "ends", {step.num_logits});
         step.starts = ranges->first.data();
@@ -202,7 +215,8 @@ void bind_program(nb::module_ &m) {
         .def("rms_norm", &Program::rms_norm, "out"_a, "x"_a, "n"_a, "weight"_a, "eps"_a)
         .def("add_rms_norm", &Program::add_rms_norm, "out"_a, "total"_a, "x"_a, "residual"_a, "weight"_a, "eps"_a)
         .def("layer_norm", &Program::layer_norm, "out"_a, "x"_a, "n"_a, "weight"_a, "bias"_a, "eps"_a)
-        .def("rotary_angles", &Program::rotary_angles, "cos"_a, "sin"_a, "inv_freq"_a, "attention_factors"_a)
+        .def("rotary_angles", &Program::rotary_angles, "cos"_a, "sin"_a, "inv_freq"_a, "attention_factors"_a,
+             "axes"_a = std::vector<std::int64_t>{})
         .def("rope", &Program::rope, "out"_a, "x"_a, "cos"_a, "sin"_a, "head_dim"_a, "head_stride"_a,
              "interleaved"_a = false)
         .def("act",
@@ -234,6 +248,8 @@ void bind_program(nb::module_ &m) {
         .def("gated_delta", &gated_delta, "out"_a, "inputs"_a, "states"_a, "group"_a, "num_heads"_a,
              "num_key_heads"_a, "rates"_a, "dt_bias"_a, "beta_scale"_a, nb::keep_alive<1, 4>())
         .def("gather", &Program::gather, "out"_a, "x"_a)
+        .def("place_rows", &place_rows, "out"_a, "x"_a, nb::arg("rows").noconvert(), "column"_a, "is_sum"_a,
+             nb::keep_alive<1, 4>())
         .def("write_kv", &Program::write_kv, "kv_cache"_a, "key"_a, "value"_a, "group"_a = 0, nb::keep_alive<1, 2>())
         .def("mean_rows", &Program::mean_rows, "out"_a, "x"_a)
         .def("paged_attention", &attention, "out"_a, "query"_a, "kv_cache"_a, "group"_a, "scale"_a, "window"_a = 0,
@@ -260,7 +276,9 @@ void bind_program(nb::module_ &m) {
              "slot_mappings"_a, nb::arg("logits_indices").noconvert(),
              nb::arg("rope_rows").noconvert() = nb::none(), nb::arg("token_types").noconvert() = nb::none(),
              nb::arg("encoder_lens").noconvert() = nb::none(), "ranges"_a = nb::none(),
-             "features"_a = nb::none(), "windows"_a = TableList{})
+             "features"_a = nb::none(), "windows"_a = TableList{},
+             nb::arg("reach").noconvert() = nb::none(), nb::arg("image_rows").noconvert() = nb::none(),
+             nb::arg("rope_positions").noconvert() = nb::none())
         .def("read", &read, nb::arg("out").noconvert(), "view"_a);
 }
 

@@ -272,3 +272,22 @@ def test_rope_rows_pick_the_variant_of_a_token() -> None:
         program.run(**step)
     with pytest.raises(ValueError, match=r"rope_rows\[2\] is 2, not in \[0, 2\)"):
         program.run(**step, rope_rows=np.array([1, 0, 2, 0, 0], np.int32))
+
+
+def test_columns_of_angles_turn_by_their_own_axis() -> None:
+    inv_freq, axes = np.array([1.0, 0.1, 0.01, 0.5], np.float32), [0, 2, 1, 2]
+    cos, sin = (ops.View(offset, 4, 4, "float32") for offset in (0, 4096))
+    program = ops.Program(8192, MAX_TOKENS, MAX_LOGITS)
+    with pytest.raises(ValueError, match="an axis for each of 4 columns"):
+        program.rotary_angles(cos, sin, inv_freq.tolist(), [1.5], axes[:3])
+    program.rotary_angles(cos, sin, inv_freq.tolist(), [1.5], axes)
+    step = make_step([(0, 0, 5)])
+    places = np.random.default_rng(0).integers(0, 50, (5, 3)).astype(np.int32)
+    program.run(**step, rope_positions=places)
+    angles = places[:, axes] * inv_freq.astype(np.float64)
+    for view, function in ((cos, np.cos), (sin, np.sin)):
+        found = np.empty((5, 4), np.float32)
+        program.read(found, view)
+        np.testing.assert_allclose(found, function(angles) * 1.5, atol=1e-5)
+    with pytest.raises(ValueError, match="a rope turns by 3 axes, and the step brings fewer"):
+        program.run(**step, rope_positions=places[:, :2].copy())

@@ -155,6 +155,53 @@ def test_a_bias_of_past_keys(kit: Any, tier: str) -> None:
     assert kit.nmse(found.reshape(q.shape), expected) < kit.limits["float32"]
 
 
+@pytest.mark.parametrize("window", [0, 40])
+def test_tokens_that_see_ahead(kit: Any, tier: str, window: int) -> None:
+    heads, head_dim, n = 2, 16, 290
+    q, k, v = (random(kit, (n, heads, head_dim), "float32", seed) for seed in range(3))
+    cache = ops.KVCache(20, BLOCK, heads, head_dim, "float32")
+    blocks = np.arange(19, 0, -1, dtype=np.int32)
+    slots = np.array([blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(n)], np.int32)
+    reach = np.random.default_rng(4).integers(0, n + 9, n).astype(np.int32)
+    reach[7:270] = 0  # most see nothing ahead
+    tape = kit.Tape(n, "float32")
+    views = [tape.load(array) for array in (q, k, v)]
+    outs = [tape.value(heads * head_dim) for _ in range(2)]
+    tape.program.write_kv(cache, views[1], views[2], 0)
+    for out, sees in zip(outs, ("ahead", "past"), strict=True):
+        tape.program.paged_attention(out, views[0], cache, 0, 0.5, window, sees=sees)
+    places = np.arange(n)
+    for given in (reach, None):
+        tape.run([n], tables=[blocks[None, :]], slots=[slots], reach=given)
+        for out, ends in zip(outs, (places if given is None else np.maximum(places, given - 1), places), strict=True):
+            has_left = (places[:, None] - places[None, :] >= window) & (window > 0)
+            hidden = (places[None, :] > ends[:, None]) | has_left
+            found = tape.read(out, n, heads * head_dim).reshape(q.shape)
+            biases = np.where(hidden[..., None], -np.inf, np.zeros(heads))
+            assert kit.nmse(found, oracle(kit, q, k, v, scale=0.5, bias=biases)) < kit.limits["float32"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_images_take_the_place_of_tokens_or_are_added(kit: Any, dtype: str) -> None:
+    x, kept = random(kit, (5, 33), dtype, 0), random(kit, (7, 70), dtype, 1)
+    tape = kit.Tape(len(x), dtype)
+    view, placed, added = tape.load(x), tape.value(33), tape.value(33)
+    tape.program.place_rows(placed, view, kept, 0, False)
+    tape.program.place_rows(added, view, kept, 37, True)
+    rows = np.array([-1, 6, 0, -1, 6], np.int32)
+    tape.run([5], image_rows=rows)
+    has_row = (rows >= 0)[:, None]
+    assert np.array_equal(tape.read(placed, 5, 33), np.where(has_row, kept[rows, :33], x))
+    wide = kit.to_float64(x) + np.where(has_row, kit.to_float64(kept[rows, 37:]), 0.0)
+    assert kit.nmse(tape.read(added, 5, 33), wide) < kit.limits[dtype]
+    tape.run([5])
+    assert np.array_equal(tape.read(added, 5, 33), x)
+    with pytest.raises(ValueError, match=r"image_rows\[1\] is 7, not in \[-1, 7\)"):
+        tape.run([5], image_rows=np.array([-1, 7, 0, 0, 0], np.int32))
+    with pytest.raises(ValueError, match="columns that the rows of images have"):
+        tape.program.place_rows(placed, view, kept, 38, False)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cols", [1, 33, 576])
 def test_means_of_rows(kit: Any, tier: str, dtype: str, cols: int) -> None:

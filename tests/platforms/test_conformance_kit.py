@@ -28,6 +28,8 @@ SAMPLE = (
     "attention.plain.float32",
     "attention.window_softcap.bfloat16",
     "attention.sinks.float32",
+    "attention.reach.float32",
+    "ops.place_rows.bfloat16",
     "model.chunked",
     "model.batch",
     "model.greedy.window",
@@ -56,7 +58,7 @@ def test_our_devices_pass_all_of_it(plugins: Plugins, device: str) -> None:
     subject = Subject(open_on(plugins, device), plugins)
     results = [run_check(spec, subject) for spec in all_checks().values()]
     assert not [result for result in results if result.outcome == "failed"]
-    ops = {"store_rows", "place_rows"} if device == "cpu" and has_native_kernels() else set()
+    ops = {"store_rows"} if device == "cpu" and has_native_kernels() else set()
     unsupported = {f"ops.{op}.{dtype}" for op in ops for dtype in DTYPES}
     if ops:  # what the native program leaves to torch
         unsupported |= {"ops.rotary_axes"} | {f"attention.reach.{dtype}" for dtype in DTYPES}
@@ -446,7 +448,8 @@ def test_a_device_without_a_dtype_or_feature_is_unsupported(plugins: Plugins) ->
 def test_the_dense_oracle_is_torchs_attention() -> None:
     rng = np.random.default_rng(0)
     query, keys, values = (rng.standard_normal(shape) for shape in ((5, 4, 8), (9, 2, 8), (9, 2, 8)))
-    found = dense_attention(query, keys, values, Variant(), scale=0.3, sinks=None, slopes=None, relative=None)
+    terms: dict[str, Any] = dict.fromkeys(("sinks", "slopes", "relative"))
+    found = dense_attention(query, keys, values, Variant(), scale=0.3, **terms)
     q, k, v = (torch.from_numpy(array).transpose(0, 1) for array in (query, keys, values))
     mask = torch.ones(5, 9, dtype=torch.bool).tril(4)
     expected = torch.nn.functional.scaled_dot_product_attention(

@@ -25,7 +25,7 @@ from .program import NativeProgram
 from .sampling import sampling_ops
 from .stacks import pack_stacks, readers_of
 from .tracer import Tracer
-from .values import CacheRef, InputRef, Instruction, ParamRef, StateRef, Trace, UntraceableOp, Value
+from .values import CacheRef, InputRef, Instruction, ParamRef, RowsRef, StateRef, Trace, UntraceableOp, Value
 from .weights import STORED_DTYPES, pack
 
 Numpy = npt.NDArray[Any]
@@ -46,6 +46,7 @@ _NUM_VALUES = {
     "write_kv": 2,
     "paged_attention": 1,
     "encoder_attention": 3,
+    "place_rows": 1,
     "mean_rows": 1,
     "stack_rows": 1,
     "causal_conv": 1,
@@ -76,18 +77,21 @@ _INPUTS = {
     "selective_scan": ("query_start_loc", "block_tables", "slot_mappings"),
     "gated_delta": ("query_start_loc", "block_tables", "slot_mappings"),
     "write_kv": ("slot_mappings",),
-    "paged_attention": ("query_start_loc", "seq_lens", "block_tables"),
+    "paged_attention": ("query_start_loc", "seq_lens", "block_tables", "reach"),
+    "place_rows": ("image_rows",),
     "encoder_attention": ("query_start_loc",),
     "mean_rows": ("starts", "ends"),
     "stack_rows": ("windows",),
 }
 """What the int32 arrays of an op are in a batch, in order."""
+_BY_TOKEN = ("input_ids", "positions", "rope_positions")
+"""Arrays that say how many tokens there are, where no activation does."""
 _STATES = {"causal_conv": 3, "selective_scan": 7, "gated_delta": 7}
 """Which argument of an op holds states."""
 
 
-TORCH_OPS = ("store_rows", "place_rows")
-"""Ops without a native form, which only models that read images need."""
+TORCH_OPS = ("store_rows",)
+"""Ops without a native form, which only an encoder of images needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +260,7 @@ class _Call:
         self._states: dict[StateRef, Numpy] = {}
         self._stacks: dict[str, NativeStack] = {}
         self._batch: dict[str, npt.NDArray[np.int32]] = {}
+        self._images: Numpy | None = None
         self._loaded: list[Value] = []
         self._num_rows: int | None = None
 
@@ -284,10 +289,15 @@ class _Call:
             field = next(self._fields, "")
             if not field:
                 raise Unsupported(f"op {self._op} has no native form with one of its arrays")
+            if field == "positions" and argument.ndim == 2:
+                field = "rope_positions"
             self._batch[field] = argument
             return InputRef(field=field, rows="logits", cols=argument.shape[1] if argument.ndim == 2 else 0)
         if len(self._loaded) < self._num_values and argument.ndim > 1:
             return self._load(argument)
+        if self._op == "place_rows":
+            self._images = argument
+            return RowsRef(column=0, cols=argument.shape[1])
         name = f"vector {len(self._vectors)}"
         self._vectors[name] = argument
         return ParamRef(name=name, shape=argument.shape)
@@ -346,6 +356,7 @@ class _Call:
                 max_logits=max(1, self._num_logits),
                 max_requests=len(batch["query_start_loc"]) - 1,
                 quantize_x=frozenset(self._rounds_x),
+                images=self._images,
             )
         except UntraceableOp as error:
             raise Unsupported(str(error)) from error
@@ -362,6 +373,9 @@ class _Call:
             encoder_lens=self._batch.get("seq_lens"),
             ranges=(self._batch["starts"], self._batch["ends"]) if "starts" in self._batch else None,
             windows=[self._batch["windows"]] if "windows" in self._batch else (),
+            reach=self._batch.get("reach"),
+            image_rows=self._batch.get("image_rows"),
+            rope_positions=self._batch.get("rope_positions"),
         )
 
     def _num_rows_of(self, value: Value) -> int:
@@ -407,7 +421,7 @@ class _Call:
 
     def _whole_batch(self) -> dict[str, npt.NDArray[np.int32]]:
         """The int32 arrays that the op was given, and one request of as many rows for the rest."""
-        given = self._batch.get("input_ids", self._batch.get("positions"))
+        given = next((self._batch[name] for name in _BY_TOKEN if name in self._batch), None)
         count = self._num_rows if given is None else len(given)
         assert count is not None, "an op has rows"
         rows = np.arange(count, dtype=np.int32)

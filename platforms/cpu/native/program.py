@@ -13,7 +13,7 @@ from headrace.kernels.cpu import _ops
 from .arena import max_rows_of, plan_arena
 from .own_rows import OWN_BLOCK_SIZE, biases_by_distance, own_blocks, own_heads
 from .stacks import stack_name
-from .values import CacheRef, InputRef, Instruction, ParamRef, StateRef, Trace, UntraceableOp, Value
+from .values import CacheRef, InputRef, Instruction, ParamRef, RowsRef, StateRef, Trace, UntraceableOp, Value
 
 Vectors = Mapping[str, npt.NDArray[np.float32]]
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4}
@@ -23,7 +23,7 @@ class NativeProgram:
     """A forward pass over fixed weights and caches. `run` computes hidden states and logits of one step.
 
     quantize_x: products with blocks round each 32 activations to 8 bits, which lets integers do the work. tensors:
-    parameters of segments, as torch's.
+    parameters of segments, as torch's. images: the rows that are kept of images.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class NativeProgram:
         max_requests: int = 0,
         quantize_x: frozenset[str],
         tensors: Mapping[str, Any] | None = None,
+        images: npt.NDArray[Any] | None = None,
     ) -> None:
         max_rows = max_rows_of(max_tokens, max_logits)
         arena = plan_arena(trace, max_rows)
@@ -50,6 +51,7 @@ class NativeProgram:
         self._states = states or {}
         self._quantize_x = quantize_x
         self._tensors = tensors or {}
+        self._images = images
         self._batch: Mapping[str, Any] = {}
         self._own_caches: dict[tuple[int, int], _ops.KVCache] = {}
         self._num_own_blocks = own_blocks(max_tokens, max_requests or max_logits)
@@ -77,6 +79,9 @@ class NativeProgram:
         ranges: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None,
         features: npt.NDArray[np.float32] | None = None,
         windows: Sequence[npt.NDArray[np.int32]] = (),
+        reach: npt.NDArray[np.int32] | None = None,
+        image_rows: npt.NDArray[np.int32] | None = None,
+        rope_positions: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """One step; the arrays are as in ForwardBatch, `ranges` starts and ends as in PoolingBatch, features and
         windows as in EncoderBatch.
@@ -105,6 +110,9 @@ class NativeProgram:
             ranges,
             features,
             list(windows),
+            reach,
+            image_rows,
+            rope_positions,
         )
 
     def logits(self, num_rows: int) -> npt.NDArray[np.float32]:
@@ -220,7 +228,11 @@ class NativeProgram:
         num_variants, half = (1 if rows is None else inv_freq.shape[0]), inv_freq.shape[1]
         cos, sin = (self._view(value) for value in i.outputs)
         self._program.rotary_angles(
-            cos, sin, self._floats(inv_freq)[: num_variants * half], self._floats(factors)[:num_variants]
+            cos,
+            sin,
+            self._floats(inv_freq)[: num_variants * half],
+            self._floats(factors)[:num_variants],
+            i.attrs["axes"],
         )
 
     def _rope(self, i: Instruction) -> None:
@@ -255,7 +267,7 @@ class NativeProgram:
             self._floats(sinks),
             self._floats(slopes),
             self._biases(bias, both_ways=False),
-            "past" if i.attrs["causal"] else "encoder",
+            i.attrs["sees"],
         )
 
     def _encoder_attention(self, i: Instruction) -> None:
@@ -397,6 +409,11 @@ class NativeProgram:
 
     def _gather(self, i: Instruction) -> None:
         self._program.gather(self._view(i.outputs[0]), self._view(i.inputs[0]))
+
+    def _place_rows(self, i: Instruction) -> None:
+        x, rows, _ = i.inputs
+        assert isinstance(rows, RowsRef) and self._images is not None, "rows are kept where images are read"
+        self._program.place_rows(self._view(i.outputs[0]), self._view(x), self._images, rows.column, i.attrs["add"])
 
     def _segment(self, i: Instruction) -> None:
         import torch

@@ -5,8 +5,9 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from headrace.core.kv.groups import KVGroup
 from headrace.core.ops import Selection
 from headrace.core.platform import KVPlan, Memory, PreparedOp, Runner, RunnerConfig
 from headrace.core.runner.done import Done
+from headrace.core.runner.images import NUM_AXES
 from headrace.core.runner.step import prompt_pieces
 from headrace.core.sampling.sampler import sample_step
 from headrace.core.stages import (
@@ -42,8 +44,11 @@ from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
 from .stacks import pack_stacks, readers_of
 from .trace import trace_encoder, trace_step
-from .values import CacheRef, ParamRef, Rows, StateRef, Trace
+from .values import CacheRef, ParamRef, Rows, StateRef, Trace, UntraceableOp
 from .weights import BLOCK_FORMATS, STORED_DTYPES, Layout, pack, vector
+
+if TYPE_CHECKING:
+    from .images import ImageEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +87,9 @@ class NativeRunner(Runner):
         self._parts: dict[str, Sequence[int]] = {}
         self._program: NativeProgram | None = None
         self._encoder: NativeProgram | None = None
+        self._images: ImageEncoder | None = None
+        if config.spec.vision is not None:
+            self._images = _image_encoder(config)
         self._sampling_ops = sampling_ops()
         self._last_tokens = np.zeros(config.max_num_seqs, np.int32)
 
@@ -100,6 +108,9 @@ class NativeRunner(Runner):
         dequantized: set[str] = set()
         for loaded in params:
             name = loaded.param.name
+            if self._images is not None and self._images.owns(name):
+                self._images.load(loaded)
+                continue
             if name in self._in_torch:
                 from .segments import load_param
 
@@ -234,6 +245,8 @@ class NativeRunner(Runner):
                     caches[CacheRef(layer=layer, is_cross=group.kind == "cross")] = _ops.KVCache(
                         count, self.config.block_size, num_kv_heads, head_dim, self._kv_dtype
                     )
+            if self._images is not None:
+                self._images.make_room(self.config.num_image_rows)
             trace, biases = separate(self._trace, self._parts)
             self._program = NativeProgram(
                 trace,
@@ -245,6 +258,7 @@ class NativeRunner(Runner):
                 max_logits=self._max_rows["logits"],
                 quantize_x=frozenset(self._rounds_x),
                 tensors=self._tensors,
+                images=None if self._images is None else self._images.rows,
             )
             if self._encoder_trace is not None:
                 max_rows = self._max_encoder_rows()
@@ -278,6 +292,7 @@ class NativeRunner(Runner):
                     logits_indices=one,
                     token_types=one,
                     rope_rows=one,
+                    rope_positions=np.zeros((1, NUM_AXES), np.int32),
                     encoder_lens=one + np.int32(1),
                 ),
                 sampling=None if is_pooling else SamplingBatch(rows=None, slots=one, positions=one, seeds=one),
@@ -291,7 +306,7 @@ class NativeRunner(Runner):
         start_s = time.perf_counter()
         forward, sampling, pooling = batch.forward, batch.sampling, batch.pooling
         if batch.encoder is not None:
-            self._encode(batch.encoder)
+            (self._encode if self._images is None else self._images.encode)(batch.encoder)
         input_ids = forward.input_ids
         if forward.token_slots is not None:
             input_ids = recall_tokens(input_ids, self._last_tokens, forward.token_slots)
@@ -308,6 +323,9 @@ class NativeRunner(Runner):
             forward.token_types,
             forward.encoder_lens,
             _ranges(pooling) if self.config.spec.pooler is not None else None,
+            reach=forward.reach,
+            image_rows=forward.image_rows,
+            rope_positions=forward.rope_positions,
         )
         token_ids, logprobs = np.empty(0, np.int32), None
         if sampling is not None:
@@ -350,7 +368,7 @@ class NativeRunner(Runner):
 
     def close(self) -> None:
         """Free weights, caches and program."""
-        self._program = self._encoder = None
+        self._program = self._encoder = self._images = None
         self._weights.clear()
         self._tensors.clear()
         self._vectors.clear()
@@ -391,6 +409,15 @@ class NativeRunner(Runner):
             cap = np.float32(spec.logit_softcap)
             logits = cap * np.tanh(logits / cap)
         return logits
+
+
+def _image_encoder(config: RunnerConfig) -> "ImageEncoder":
+    """Raises UntraceableOp without torch, in which it runs."""
+    if find_spec("torch") is None:
+        raise UntraceableOp("the encoder of images runs in torch, which is not installed")
+    from .images import ImageEncoder
+
+    return ImageEncoder(config.spec, config.dtype)
 
 
 def _ranges(pooling: PoolingBatch | None) -> tuple[Ints, Ints]:

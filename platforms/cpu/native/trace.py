@@ -15,10 +15,11 @@ from headrace.core.models.mixer import state_shapes
 from headrace.core.models.params import Param
 from headrace.core.models.pooler import pool
 from headrace.core.models.spec import ConvolutionSpec, MixerSpec, ModelSpec
+from headrace.core.runner.caches import image_row_size
 from headrace.core.stages import EncoderBatch, ForwardBatch, KVCaches, PoolingBatch
 
 from .tracer import Tracer
-from .values import CacheRef, InputRef, ParamRef, StateRef, Trace, UntraceableOp
+from .values import CacheRef, InputRef, ParamRef, RowsRef, StateRef, Trace, UntraceableOp
 
 
 def trace_step(spec: ModelSpec, dtype: str, groups: Sequence[KVGroup]) -> Trace:
@@ -26,11 +27,9 @@ def trace_step(spec: ModelSpec, dtype: str, groups: Sequence[KVGroup]) -> Trace:
     makes. Raises UntraceableOp."""
     if spec.foreign is not None:
         raise UntraceableOp("transformers' own code computes it")
-    if spec.vision is not None:
-        raise UntraceableOp("native programs have no encoder of images; HEADRACE_IMAGES=0 leaves it out")
     tracer = Tracer(dtype)
     params = _Params({param.name: param for param in declare_params(spec)})
-    num_groups = len(groups)
+    num_groups, sees_ahead = len(groups), spec.vision is not None and spec.vision.sight != "past"
     batch = ForwardBatch(
         input_ids=InputRef(field="input_ids"),
         positions=InputRef(field="positions"),
@@ -42,6 +41,9 @@ def trace_step(spec: ModelSpec, dtype: str, groups: Sequence[KVGroup]) -> Trace:
         token_types=InputRef(field="token_types"),
         encoder_lens=InputRef(field="encoder_lens"),
         rope_rows=InputRef(field="rope_rows"),
+        image_rows=InputRef(field="image_rows"),
+        rope_positions=InputRef(field="rope_positions"),
+        reach=InputRef(field="reach") if sees_ahead else None,
     )
     ops, kv = tracer.table(), _caches(spec, groups)
     if spec.kind == "encoder":
@@ -109,6 +111,7 @@ def _caches(spec: ModelSpec, groups: Sequence[KVGroup]) -> KVCaches:
         state_group=state_group(groups),
         cross=[CacheRef(layer=layer, is_cross=True) for layer in range(spec.num_layers)],
         cross_group=cross_group(groups),
+        images=RowsRef(column=0, cols=image_row_size(spec)),
     )
 
 

@@ -20,6 +20,7 @@ from .values import (
     Operand,
     ParamRef,
     Rows,
+    RowsRef,
     StateRef,
     UntraceableOp,
     Value,
@@ -61,7 +62,7 @@ class Tracer:
         from .segments import NUM_LOGITS, NUM_TOKENS, leaves, result_shapes
 
         operands = [*leaves(arguments), *leaves(tuple(options.values()))]
-        if any(isinstance(operand, CacheRef | StateRef) for operand in operands):
+        if any(isinstance(operand, CacheRef | StateRef | RowsRef) for operand in operands):
             raise reason
         num_rows: dict[Rows, int] = {"tokens": NUM_TOKENS, "logits": NUM_LOGITS}
 
@@ -174,11 +175,9 @@ class Tracer:
         *,
         axes: Sequence[int] = (),
     ) -> tuple[Value, Value]:
-        if axes:
-            raise UntraceableOp("rotary_angles has no native form for several positions a token")
         half = inv_freq.shape[1]
         outputs = self._new("tokens", half, "float32"), self._new("tokens", half, "float32")
-        self._record("rotary_angles", (positions, inv_freq, attention_factor, rows), outputs)
+        self._record("rotary_angles", (positions, inv_freq, attention_factor, rows), outputs, axes=tuple(axes))
         return outputs
 
     def rope(self, x: Value, cos: Value, sin: Value, *, interleaved: bool = False) -> Value:
@@ -208,10 +207,9 @@ class Tracer:
         max_query_len: int = 0,
         max_seq_len: int = 0,
     ) -> Value:
-        if reach is not None:
-            raise UntraceableOp("paged_attention has no native form with sight ahead")
         inputs = (query, kv_cache, query_start_loc, seq_lens, block_table, sinks, alibi_slopes, relative_bias)
-        options = dict(scale=scale, window=window, softcap=softcap, causal=causal)
+        sees = "encoder" if not causal else "past" if reach is None else "ahead"
+        options = dict(scale=scale, window=window, softcap=softcap, sees=sees)
         return self._emit("paged_attention", inputs, self._like(query), **options)
 
     # ---- whole requests -----------------------------------------------------------------------------------
@@ -346,7 +344,12 @@ class Tracer:
             raise UntraceableOp(f"gather by {indices.field} has no native form")
         return self._emit("gather", (x, indices), self._new("logits", x.cols, x.dtype))
 
-    def split(self, x: Value, sizes: Sequence[int]) -> tuple[Value, ...]:
+    def place_rows(self, x: Value, rows: RowsRef, indices: InputRef, *, add: bool = False) -> Value:
+        return self._emit("place_rows", (x, rows, indices), self._like(x), add=add)
+
+    def split(self, x: Value | RowsRef, sizes: Sequence[int]) -> tuple[Value | RowsRef, ...]:
+        if isinstance(x, RowsRef):
+            return tuple(RowsRef(column=x.column + sum(sizes[:n]), cols=size) for n, size in enumerate(sizes))
         assert sum(sizes) == x.width, (sizes, x)
         starts = [x.column + sum(sizes[:n]) for n in range(len(sizes))]
         if not x.head_dim:

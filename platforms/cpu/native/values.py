@@ -89,7 +89,15 @@ class StateRef:
     index: int
 
 
-Operand = Value | ParamRef | InputRef | CacheRef | StateRef | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsRef:
+    """Columns column : column + cols of the rows that are kept of images."""
+
+    column: int
+    cols: int
+
+
+Operand = Value | ParamRef | InputRef | CacheRef | StateRef | RowsRef | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
