@@ -14,13 +14,17 @@ from headrace.core.models.spec import ModelSpec, NormSpec, ProjectorSpec, Vision
 from headrace.core.text.tokenizer import Tokenizer, TokenizerInfo
 from headrace.core.vision.images import ImageLimits, read_image, take_images
 from headrace.core.vision.processor import ImageReader
+from headrace.core.vision.styles import style_of
 from tiny_tokenizers import train_byte_level
-from vision_cases import LLAVA, QWEN_SETTINGS, SQUARE, data_url, picture
+from vision_cases import LLAVA, PINPOINTS, QWEN_SETTINGS, SQUARE, data_url, picture
 
 TOKENS = [
     "<image>", "<bos>", "<image_soft_token>", "<start_of_image>", "<end_of_image>", "<|image_pad|>", "<|video_pad|>",
     "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
     *(f"<row_{i}_col_{j}>" for i in range(1, 4) for j in range(1, 4)),
+    "[IMG]", "[IMG_BREAK]", "[IMG_END]", "<IMG_CONTEXT>", "<img>", "</img>", "<video>", "<|START_OF_IMG|>",
+    "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 6)),
+    "TILE",
 ]  # fmt: skip
 
 
@@ -30,10 +34,18 @@ def make_tokenizer() -> tokenizers.Tokenizer:
     return backend
 
 
-def make_reader(folder: Path, model_type: str, token: str, merge: int, patch_size: int = 7) -> ImageReader:
+def make_reader(
+    folder: Path, model_type: str, token: str, merge: int, patch_size: int = 7, **fields: Any
+) -> ImageReader:
     backend = make_tokenizer()
     encoder = ModelSpec(
-        model_type="vit", vocab_size=0, hidden_size=8, max_position_embeddings=0, layers=(), norm=NormSpec()
+        model_type="pixtral" if model_type == "mistral3" else "vit",
+        vocab_size=0,
+        hidden_size=8,
+        max_position_embeddings=0,
+        layers=(),
+        norm=NormSpec(),
+        num_learned_positions=16,
     )
     vision = VisionSpec(
         encoder=encoder,
@@ -41,6 +53,7 @@ def make_reader(folder: Path, model_type: str, token: str, merge: int, patch_siz
         image_token_id=int(backend.token_to_id(token) or 0),
         patch_size=patch_size,
         merge=merge,
+        **fields,
     )
     info = TokenizerInfo(special_tokens={"bos_token": "<bos>"})
     return ImageReader(
@@ -57,7 +70,9 @@ def their_processor(name: str, image_processor: Any, **options: Any) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     fast: Any = PreTrainedTokenizerFast
-    tokenizer = fast(tokenizer_object=make_tokenizer(), bos_token="<bos>", **options.pop("tokens", {}))
+    tokenizer = fast(
+        tokenizer_object=make_tokenizer(), bos_token="<bos>", pad_token="<bos>", **options.pop("tokens", {})
+    )
     return getattr(transformers, name)(image_processor, tokenizer, **options)
 
 
@@ -83,6 +98,40 @@ CASES: dict[str, tuple[str, str, str, str, int, dict[str, Any], dict[str, Any], 
         "idefics3", "<image>", "Idefics3ImageProcessorPil", "Idefics3Processor", 2,
         {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}, {"image_seq_len": 4}, "<image>",
     ),
+    "llava_next": (
+        "llava_next", "<image>", "LlavaNextImageProcessorPil", "LlavaNextProcessor", 1, {**LLAVA, **PINPOINTS},
+        {"patch_size": 7, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}, "<image>",
+    ),
+    "internvl": (
+        "internvl", "<IMG_CONTEXT>", "GotOcr2ImageProcessorPil", "InternVLProcessor", 2, dict(SQUARE),
+        {
+            "image_seq_length": 4,
+            "tokens": {
+                "extra_special_tokens": {
+                    "start_image_token": "<img>", "end_image_token": "</img>",
+                    "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>",
+                }
+            },
+        },
+        "<IMG_CONTEXT>",
+    ),
+    "cohere2_vision": (
+        "cohere2_vision", "<|IMG_PATCH|>", "GotOcr2ImageProcessorPil", "Cohere2VisionProcessor", 2,
+        {**SQUARE, "crop_to_patches": True},
+        {
+            "tokens": {
+                "extra_special_tokens": {
+                    "image_token": "<|IMG_PATCH|>", "boi_token": "<|START_OF_IMG|>", "eoi_token": "<|END_OF_IMG|>",
+                    "img_line_break_token": "<|IMG_LINE_BREAK|>",
+                }
+            },
+        },
+        "<|IMG_PATCH|>",
+    ),
+    "aya_vision": (
+        "aya_vision", "<|IMG_PATCH|>", "GotOcr2ImageProcessorPil", "AyaVisionProcessor", 2,
+        {**SQUARE, "crop_to_patches": True}, {"patch_size": 7, "img_size": 28, "downsample_factor": 2}, "<image>",
+    ),
     "paligemma": (
         "paligemma", "<image>", "SiglipImageProcessorPil", "PaliGemmaProcessor", 1, dict(SQUARE), {}, "<image>",
     ),
@@ -105,9 +154,15 @@ def test_prompts_are_those_of_the_processor(name: str, tmp_path: Path, monkeypat
     image_processor = getattr(transformers, image_class)(**settings)
     if name == "paligemma":
         image_processor.image_seq_length = 16
+    if name == "cohere2_vision":  # whose own needs torchvision
+        image_processor.patch_size = 2
     image_processor.save_pretrained(tmp_path)
     theirs = their_processor(processor_class, image_processor, **dict(options))
-    reader = make_reader(tmp_path, model_type, token, merge)
+    fields: dict[str, Any] = {}
+    if name == "llava_next":
+        points = PINPOINTS["image_grid_pinpoints"]
+        fields = dict(has_newline=True, resolutions=tuple((height, width) for height, width in points))
+    reader = make_reader(tmp_path, model_type, token, merge, **fields)
     pictures = [picture(1), picture(2, 60, 30)]
     text = f"{place}{place}What is here?" if name == "paligemma" else f"Look: {place} and {place}, the same?"
     given: Any = [pictures] if name in ("idefics3", "gemma3", "paligemma") else pictures
@@ -117,6 +172,23 @@ def test_prompts_are_those_of_the_processor(name: str, tmp_path: Path, monkeypat
     places = np.concatenate([image.places for image in images])
     assert places.tolist() == [i for i, t in enumerate(token_ids) if t == make_tokenizer().token_to_id(token)]
     assert reader.placeholder == place
+
+
+def test_prompts_of_processors_that_need_torchvision(tmp_path: Path) -> None:
+    """Written out after transformers' code."""
+    import transformers
+
+    settings: dict[str, Any] = {"size": {"longest_edge": 56}, "patch_size": {"height": 7, "width": 7}}
+    transformers.PixtralImageProcessorPil(**settings).save_pretrained(tmp_path)
+    reader = make_reader(tmp_path, "mistral3", "[IMG]", 2)
+    token_ids, [image] = reader.prepare("a[IMG]b", [picture(1)])  # 42 x 42 pixels, squares of 14
+    wanted = "a" + "[IMG][IMG][IMG][IMG_BREAK]" * 2 + "[IMG][IMG][IMG][IMG_END]b"
+    assert image.grid == (6, 6) and token_ids == make_tokenizer().encode(wanted).ids
+    write, rows = style_of("llama4", "").write, ["r1", "r2", "r3", "r4", "whole"]
+    between, behind = "<|tile_x_separator|>", "<|tile_y_separator|>"
+    tiles = f"r1{between}r2{behind}r3{between}r4{behind}"
+    assert write(rows, (2, 2)) == f"<|image_start|>{tiles}<|image|>whole<|image_end|>"
+    assert write(rows[-1:], (1, 1)) == "<|image_start|><|image|>whole<|image_end|>"
 
 
 def test_sources_of_an_image_give_the_same_picture(tmp_path: Path) -> None:
