@@ -242,8 +242,10 @@ class Program:
         attention_factors: Sequence[float],
         axes: Sequence[int] = ...,
     ) -> None:
-        """inv_freq: [variants, cols], flat; with several variants the step's rope_rows picks one for each token. axes:
-        by which of the step's rope_positions each column turns, instead of by positions."""
+        """inv_freq: [variants, cols], flat; with several variants the step's rope_rows picks one for each token.
+
+        axes: by which of the step's rope_positions each column turns, instead of by positions.
+        """
 
     def rope(
         self, out: View, x: View, cos: View, sin: View, head_dim: int, head_stride: int, interleaved: bool = False
