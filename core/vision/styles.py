@@ -52,6 +52,14 @@ def _pixtral(rows: Sequence[str], layout: Layout) -> str:
     return "[IMG_BREAK]".join(lines) + "[IMG_END]"
 
 
+def _gemma3(rows: Sequence[str], layout: Layout) -> str:
+    """The whole image, and its crops where the image processor makes some (`do_pan_and_scan`)."""
+    whole, *crops = (f"\n\n<start_of_image>{row}<end_of_image>\n\n" for row in rows)
+    if not crops:
+        return whole
+    return f"Here is the original image {whole} and here are some crops to help you see better {' '.join(crops)}"
+
+
 def _aya(rows: Sequence[str], layout: Layout) -> str:
     tiles = "".join(f"TILE_{n + 1}{row}" for n, row in enumerate(rows[:-1]))
     return f"<|START_OF_IMG|>{tiles}TILE_GLOBAL{rows[-1]}<|END_OF_IMG|>"
@@ -71,9 +79,7 @@ _COHERE = ("<|START_OF_IMG|>", "<|END_OF_IMG|>")
 STYLES: Mapping[str, PromptStyle] = {
     "aya_vision": PromptStyle(placeholder="<image>", write=_aya, options={"crop_to_patches": True}),
     "cohere2_vision": PromptStyle(write=_between(*_COHERE, each="<|IMG_LINE_BREAK|>")),
-    "gemma3": PromptStyle(
-        placeholder="<start_of_image>", write=_between("\n\n<start_of_image>", "<end_of_image>\n\n")
-    ),
+    "gemma3": PromptStyle(placeholder="<start_of_image>", write=_gemma3),
     "idefics3": _IDEFICS,
     "internvl": PromptStyle(write=_between("<img>", "</img>"), options={"crop_to_patches": True}),
     "llama4": PromptStyle(placeholder="<|image|>", write=_llama4),

@@ -333,7 +333,8 @@ class VisionOracle:
         model: Any = auto.from_config(config, attn_implementation="eager", dtype=torch.float32)
         randomise(model)
         model.save_pretrained(folder)
-        self.model: Any = auto.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+        eager = dict.fromkeys(("attn_implementation", "experts_implementation"), "eager")
+        self.model: Any = auto.from_pretrained(folder, **eager, dtype=torch.float32).eval()
         self._wide = copy.deepcopy(self.model).double()
         self.processor: Any = getattr(transformers, case.processor)(**case.settings)
         self.processor.save_pretrained(folder)
@@ -405,6 +406,26 @@ class VisionOracle:
 
     def _types(self, ids: torch.Tensor, prompt: VisionPrompt) -> Mapping[str, torch.Tensor]:
         return self.case.token_types(ids)
+
+
+def check_images(case: VisionCase, folder: Path) -> float:
+    """The largest error of log probabilities of prompts with images, over their standard deviation."""
+    from headrace import LLM, SamplingParams
+
+    oracle = VisionOracle(case, folder)
+    first, second = picture(1), picture(2, 60, 60)
+    prompts = [oracle.prompt(5, first, 7), oracle.prompt(3, first, 4, second, 6, first, 2)]
+    given: list[Any] = [{"prompt_token_ids": p.token_ids, "multi_modal_data": {"image": p.pictures}} for p in prompts]
+    params, worst = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, ignore_eos=True), 0.0
+    options: dict[str, Any] = dict(dtype="float32", skip_tokenizer_init=True, kv_memory="8MiB")
+    with LLM(str(folder), device="reference", max_num_batched_tokens=max(16, case.least_budget), **options) as llm:
+        outputs = llm.generate(given, params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        pairs = zip(output.prompt_logprobs or (), prompt.token_ids, strict=True)
+        got = torch.tensor([entry[token].logprob for entry, token in pairs if entry is not None])
+        want = oracle.logprobs(prompt)
+        worst = max(worst, float((got - want).abs().max() / want.std()))
+    return worst
 
 
 def picture(seed: int, width: int = 40, height: int = 30) -> Image.Image:

@@ -76,6 +76,10 @@ def their_processor(name: str, image_processor: Any, **options: Any) -> Any:
     return getattr(transformers, name)(image_processor, tokenizer, **options)
 
 
+CROPS: dict[str, Any] = {
+    "do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20, "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.5,
+}  # fmt: skip
 CASES: dict[str, tuple[str, str, str, str, int, dict[str, Any], dict[str, Any], str]] = {
     "llava": (
         "llava", "<image>", "LlavaImageProcessorPil", "LlavaProcessor", 1, dict(LLAVA),
@@ -83,6 +87,19 @@ CASES: dict[str, tuple[str, str, str, str, int, dict[str, Any], dict[str, Any], 
     ),
     "gemma3": (
         "gemma3", "<image_soft_token>", "Gemma3ImageProcessorPil", "Gemma3Processor", 2, dict(SQUARE),
+        {
+            "image_seq_length": 4,
+            "tokens": {
+                "extra_special_tokens": {
+                    "image_token": "<image_soft_token>", "boi_token": "<start_of_image>",
+                    "eoi_token": "<end_of_image>",
+                }
+            },
+        },
+        "<start_of_image>",
+    ),
+    "gemma3_crops": (
+        "gemma3", "<image_soft_token>", "Gemma3ImageProcessorPil", "Gemma3Processor", 2, {**SQUARE, **CROPS},
         {
             "image_seq_length": 4,
             "tokens": {
@@ -165,8 +182,9 @@ def test_prompts_are_those_of_the_processor(name: str, tmp_path: Path, monkeypat
     reader = make_reader(tmp_path, model_type, token, merge, **fields)
     pictures = [picture(1), picture(2, 60, 30)]
     text = f"{place}{place}What is here?" if name == "paligemma" else f"Look: {place} and {place}, the same?"
-    given: Any = [pictures] if name in ("idefics3", "gemma3", "paligemma") else pictures
-    made = theirs(text=[text], images=given, return_tensors="np")
+    given: Any = [pictures] if name in ("idefics3", "gemma3", "gemma3_crops", "paligemma") else pictures
+    asked = CROPS if name == "gemma3_crops" else {}
+    made = theirs(text=[text], images=given, return_tensors="np", **asked)
     token_ids, images = reader.prepare(text, pictures)
     assert token_ids == made["input_ids"][0].tolist()
     places = np.concatenate([image.places for image in images])
