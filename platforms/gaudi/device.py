@@ -81,9 +81,7 @@ class GaudiDevice(TorchDevice):
             capture="graph",
             bucketed=True,
             shared_memory=bridge is None,
-            # The definitions behind recurrences read values on the host, which cannot be recorded;
-            # nor can foreign code.
-            features=frozenset(FEATURES) - {"states", "foreign_code"},
+            features=frozenset(FEATURES) - {"foreign_code"},  # it reads values on the host
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self.bridge = bridge

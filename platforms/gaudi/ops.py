@@ -1,15 +1,17 @@
 """Ops of static shapes in plain torch, which Gaudi's compiler fuses: what the definitions compute value by value."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.core.ops import OpTable
 from headrace.core.ops.attention import distance_buckets
+from headrace.core.ops.elementwise import activate
 from headrace.core.ops.moe import glu
 from headrace.core.ops.sampling import draw
 from headrace.core.platform import OpProvider
 from headrace.core.stages import Array
-from headrace.kernels.torch import moe, ragged
+from headrace.kernels.torch import moe, ragged, state
 from headrace.kernels.torch.attention import paged_attention
 from headrace.kernels.torch.sampling import gumbel_noise
 
@@ -31,9 +33,20 @@ def static_provider() -> OpProvider:
             "expand_values": OpTable.expand_values,
             "encoder_attention": ragged.encoder_attention,
             "mean_rows": ragged.mean_rows,
+            **state_ops(),
             "sample": _sample,
         },
     )
+
+
+def state_ops() -> dict[str, Callable[..., Any]]:
+    """Recurrences over the tokens of a step in few rounds."""
+    return {
+        "new_state": OpTable.new_state,
+        "causal_conv": _causal_conv,
+        "selective_scan": state.selective_scan,
+        "gated_delta": state.gated_delta,
+    }
 
 
 def _grouped_experts(
@@ -63,6 +76,10 @@ def _grouped_experts(
         scale_input=scale_input,
         partial=partial,
     )
+
+
+def _causal_conv(*arrays: Array, activation: "Activation | None" = None) -> tuple[Array, Array]:
+    return state.causal_conv(*arrays, activate=lambda x: x if activation is None else activate(x, activation))
 
 
 def _sample(

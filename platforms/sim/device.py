@@ -33,8 +33,7 @@ class SimDevice(TorchDevice):
         from . import tensor
 
         self._counts = tensor.COUNTS
-        # The definitions behind these read values on the host.
-        features = frozenset(FEATURES) - {"states", "foreign_code"}
+        features = frozenset(FEATURES) - {"foreign_code"}  # it reads values on the host
         caps = Caps(dtypes=("float32", "bfloat16", "float16"), shared_memory=True, features=features)
         super().__init__(info=sim_info(), caps=caps, torch_device=f"{tensor.NAME}:0")
 

@@ -11,7 +11,6 @@ import torch
 import encoder_cases
 from golden_cases import CASES
 from headrace import LLM, SamplingParams
-from recurrent_cases import RECURRENT_CASES
 from tiny_checkpoints import FAMILIES, greedy_tokens, save_golden_case, save_tiny
 
 NUM_TOKENS = 12
@@ -25,15 +24,13 @@ OPTIONS: dict[str, Any] = dict(
     kv_memory="8MiB",
 )
 DEVICES = ("gaudi:emulated", "neuron:emulated", "tpu:emulated")
-RECURRENT = {case.name for case in RECURRENT_CASES}
-"""Models with states, which gaudi's recorded steps do not serve."""
 NEEDS_JAX = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install 'headrace[tpu]'")
 QUICK = {
     ("neuron:emulated", "gemma2"),
     ("neuron:emulated", "bert"),
     ("neuron:emulated", "falcon_h1"),
     ("neuron:emulated", "qwen3_next"),
-    *(("gaudi:emulated", name) for name in ("gemma2", "gpt_oss", "deepseek_v3", "mpnet")),
+    *(("gaudi:emulated", name) for name in ("gemma2", "gpt_oss", "deepseek_v3", "mpnet", "falcon_h1", "qwen3_next")),
 }
 """What the default run takes; the full run takes all."""
 
@@ -55,7 +52,6 @@ def on_devices(names: list[str]) -> list[Any]:
         )
         for device in DEVICES
         for name in names
-        if device != "gaudi:emulated" or name not in RECURRENT
     ]
 
 
