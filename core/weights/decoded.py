@@ -199,6 +199,20 @@ def from_codes(
     return from_values(values.reshape(codes.shape))
 
 
+def from_float8(codes: HostTensor, scales: npt.NDArray[np.float32], block: Sequence[int] = ()) -> HostTensor:
+    """A weight from float8 [..., rows, cols] with scales as `scale_blocks` takes them. A matrix of e4m3fn whose rows
+    are whole runs of columns with one scale stays in float8; else it becomes float32."""
+    if codes.dtype == "float8_e4m3fn" and len(codes.shape) == 2:
+        rows, cols = codes.shape
+        num_groups = scales.shape[-1] if scales.ndim == 2 else 1
+        ones = np.ones((rows, num_groups), np.float32)
+        size = (block[0], 1) if len(block) == 2 and num_groups == -(-cols // block[1]) else ()
+        if cols % num_groups == 0 and (not size or cols // num_groups == block[1]):
+            kept = np.ascontiguousarray(scale_blocks(ones, scales, size))
+            return HostTensor(name="", dtype=codes.dtype, shape=codes.shape, data=codes.data, scales=kept)
+    return from_values(scale_blocks(to_float32(codes), scales, block))
+
+
 def dense(tensor: HostTensor) -> HostTensor:
     """The tensor without codes."""
     if tensor.scales is None:

@@ -42,7 +42,7 @@ def glu_experts_kernel(
     WIDE_DOT: tl.constexpr,
 ):
     """out[i] = act(gate(x[token])) * up(x[token]) for the sorted rows i; SCALE: x is multiplied by its weight."""
-    expert, row, is_row = _tile(first_ptr, count_ptr, end_ptr, EXPERTS=EXPERTS, EXPERT_BLOCK=EXPERT_BLOCK, ROWS=ROWS)
+    expert, row, is_row = tile(first_ptr, count_ptr, end_ptr, EXPERTS=EXPERTS, EXPERT_BLOCK=EXPERT_BLOCK, ROWS=ROWS)
     if expert >= EXPERTS:
         return
     pair = tl.load(order_ptr + row, mask=is_row, other=0)
@@ -107,7 +107,7 @@ def down_experts_kernel(
     WIDE_DOT: tl.constexpr,
 ):
     """sum[pair] = down(inner[i]) for the sorted rows i, float32; SCALE: times the pair's weight."""
-    expert, row, is_row = _tile(first_ptr, count_ptr, end_ptr, EXPERTS=EXPERTS, EXPERT_BLOCK=EXPERT_BLOCK, ROWS=ROWS)
+    expert, row, is_row = tile(first_ptr, count_ptr, end_ptr, EXPERTS=EXPERTS, EXPERT_BLOCK=EXPERT_BLOCK, ROWS=ROWS)
     if expert >= EXPERTS:
         return
     pair = tl.load(order_ptr + row, mask=is_row, other=0).to(tl.int64)
@@ -133,7 +133,7 @@ def down_experts_kernel(
 
 
 @triton.jit
-def _tile(first_ptr, count_ptr, end_ptr, EXPERTS: tl.constexpr, EXPERT_BLOCK: tl.constexpr, ROWS: tl.constexpr):
+def tile(first_ptr, count_ptr, end_ptr, EXPERTS: tl.constexpr, EXPERT_BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """The expert of this program's tile, EXPERTS if it has none, its sorted rows, and which of them there are."""
     index = tl.arange(0, EXPERT_BLOCK)
     ends = tl.load(end_ptr + index, mask=index < EXPERTS, other=2147483647)

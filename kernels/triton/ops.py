@@ -1,8 +1,7 @@
 """The ops that the kernels serve, with the signatures of core/ops, cut by one tuning."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,27 +10,20 @@ import triton
 from .attention import attention_kernel, join_kernel, write_kv_kernel
 from .elementwise import activation_kernel, gather_kernel
 from .experts import down_experts_kernel, glu_experts_kernel, most_tiles, sort_by_expert
+from .launch import LAUNCHES
 from .norm import norm_kernel
-from .quantized import QuantizedWeight, quantized_linear_kernel, quantized_rows_kernel
+from .quantized import QuantizedWeight
+from .quantized_ops import QuantizedOps, Routed
 from .rope import rope_kernel
-from .rounded import round_rows_kernel, rounded_linear_kernel
 from .sampling import best_kernel, winner_kernel
-from .tuning import Tuning
+
+__all__ = ["LAUNCHES", "TritonOps"]
 
 VOCAB_CHUNK = 4096
-LAUNCHES: Counter[str] = Counter()
-"""Kernel launches of this process by op: the proof that a device runs these kernels."""
 
 
-class TritonOps:
-    """The kernels for one device.
-
-    wide_dot: products take float32, for an interpreter that multiplies the bits of bfloat16.
-    """
-
-    def __init__(self, tuning: Tuning, *, wide_dot: bool = False) -> None:
-        self.tuning = tuning
-        self.wide_dot = wide_dot
+class TritonOps(QuantizedOps):
+    """The kernels for one device."""
 
     def table(self) -> dict[str, Callable[..., Any]]:
         """The ops by name."""
@@ -86,7 +78,7 @@ class TritonOps:
         block = triton.next_power_of_2(n)
         per_program = max(1, min(16, self.tuning.row_values // block))
         num_rows = rows.shape[0] * rows.shape[1]
-        self._launch(
+        self.launch(
             op,
             norm_kernel,
             (triton.cdiv(num_rows, per_program),),
@@ -108,7 +100,7 @@ class TritonOps:
             ADD=residual is not None,
             WEIGHT=weight is not None,
             BIAS=bias is not None,
-            num_warps=self._warps(block * per_program),
+            num_warps=self.warps(block * per_program),
         )
         return out, total
 
@@ -123,7 +115,7 @@ class TritonOps:
         rest = head_dim - 2 * half
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         heads = min(16, triton.next_power_of_2(num_heads))
-        self._launch(
+        self.launch(
             "rope",
             rope_kernel,
             (num_tokens, triton.cdiv(num_heads, heads)),
@@ -157,7 +149,7 @@ class TritonOps:
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
         block = min(self.tuning.row_values, triton.next_power_of_2(n))
-        self._launch(
+        self.launch(
             op,
             activation_kernel,
             (len(rows), triton.cdiv(n, block)),
@@ -168,7 +160,7 @@ class TritonOps:
             BLOCK=block,
             ACTIVATION=activation,
             GATED=gated,
-            num_warps=self._warps(block),
+            num_warps=self.warps(block),
         )
         return out
 
@@ -180,23 +172,7 @@ class TritonOps:
         """Rows of a weight [vocab_size, hidden_size] by int32 [num_tokens]."""
         if isinstance(weight, torch.Tensor):
             return self._gather("embedding", weight, token_ids)
-        n = weight.in_features
-        out = torch.empty((len(token_ids), n), dtype=weight.dtype, device=token_ids.device)
-        block = min(self.tuning.row_values, triton.next_power_of_2(n))
-        self._launch(
-            "embedding",
-            quantized_rows_kernel,
-            (len(token_ids), triton.cdiv(n, block)),
-            weight.codes,
-            weight.scales,
-            weight.offsets,
-            token_ids,
-            out,
-            **weight.constants(),
-            BLOCK=block,
-            num_warps=self._warps(block),
-        )
-        return out
+        return self.quantized_rows(token_ids, weight)
 
     def _gather(self, op: str, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(len(x), -1) if len(x) else x
@@ -204,7 +180,7 @@ class TritonOps:
         n = rows.shape[-1]
         out = torch.empty((len(indices), *x.shape[1:]), dtype=x.dtype, device=x.device)
         block = min(self.tuning.row_values, triton.next_power_of_2(n))
-        self._launch(
+        self.launch(
             op,
             gather_kernel,
             (len(indices), triton.cdiv(n, block)),
@@ -214,98 +190,7 @@ class TritonOps:
             rows.stride(0),
             n,
             BLOCK=block,
-            num_warps=self._warps(block),
-        )
-        return out
-
-    # ---- quantized weights ---------------------------------------------------------------------------------
-    def quantized_linear(
-        self, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """x: [num_tokens, in_features]; see core/ops/packed.py. A weight with one scale an output meets activations
-        that are rounded to 8 bits too, where matrix units multiply those."""
-        x = x if x.stride(-1) == 1 else x.contiguous()
-        if self.rounds(weight):
-            return self._rounded_linear(x, weight, bias)
-        num_rows, tuning = len(x), self.tuning
-        is_few = num_rows <= 16
-        rows = 16 if is_few else min(tuning.linear_rows, triton.next_power_of_2(num_rows))
-        cols = tuning.few_cols if is_few else tuning.linear_cols
-        depth = (tuning.few_depth if is_few else tuning.linear_depth) // (2 if x.dtype.itemsize > 2 else 1)
-        out = torch.empty((num_rows, weight.out_features), dtype=x.dtype, device=x.device)
-        self._launch(
-            "linear",
-            quantized_linear_kernel,
-            (triton.cdiv(num_rows, rows), triton.cdiv(weight.out_features, cols)),
-            x,
-            weight.codes,
-            weight.scales,
-            weight.offsets,
-            bias,
-            out,
-            num_rows,
-            x.stride(0),
-            **weight.constants(),
-            BIAS=bias is not None,
-            ROWS=rows,
-            COLS=cols,
-            DEPTH=depth,
-            WIDE_DOT=self.wide_dot,
-            num_warps=tuning.linear_warps,
-            num_stages=tuning.stages,
-        )
-        return out
-
-    def rounds(self, weight: QuantizedWeight) -> bool:
-        """True if products with this weight round the activations."""
-        if weight.group or weight.bits != 8:
-            return False
-        return self.tuning.float8 == ("e4m3fnuz" if weight.is_fnuz else "e4m3fn") if weight.is_float else True
-
-    def _rounded_linear(self, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        num_rows, tuning, n = len(x), self.tuning, weight.in_features
-        float8 = {"FLOAT8": weight.is_float, "FNUZ": weight.is_fnuz}
-        codes = torch.empty((num_rows, n), dtype=weight.codes.dtype, device=x.device)
-        scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-        block = triton.next_power_of_2(n)
-        self._launch(
-            "linear.round",
-            round_rows_kernel,
-            (num_rows,),
-            x,
-            codes,
-            scales,
-            x.stride(0),
-            IN=n,
-            BLOCK=block,
-            **float8,
-            num_warps=self._warps(block),
-        )
-        is_few = num_rows <= 16
-        rows = 16 if is_few else min(tuning.linear_rows, triton.next_power_of_2(num_rows))
-        cols = tuning.few_cols if is_few else tuning.linear_cols
-        out = torch.empty((num_rows, weight.out_features), dtype=x.dtype, device=x.device)
-        self._launch(
-            "linear",
-            rounded_linear_kernel,
-            (triton.cdiv(num_rows, rows), triton.cdiv(weight.out_features, cols)),
-            codes,
-            scales,
-            weight.codes,
-            weight.scales,
-            bias,
-            out,
-            num_rows,
-            IN=n,
-            OUT=weight.out_features,
-            **float8,
-            BIAS=bias is not None,
-            ROWS=rows,
-            COLS=cols,
-            DEPTH=tuning.few_depth if is_few else tuning.rounded_depth,
-            WIDE_DOT=self.wide_dot,
-            num_warps=tuning.linear_warps,
-            num_stages=tuning.stages,
+            num_warps=self.warps(block),
         )
         return out
 
@@ -322,7 +207,7 @@ class TritonOps:
         flat_key, flat_value = key.flatten(1), value.flatten(1)
         n = keys.shape[2] * keys.shape[3]
         block = min(self.tuning.row_values, triton.next_power_of_2(n))
-        self._launch(
+        self.launch(
             "write_kv",
             write_kv_kernel,
             (len(slot_mapping), triton.cdiv(n, block)),
@@ -335,7 +220,7 @@ class TritonOps:
             flat_value.stride(0),
             n,
             BLOCK=block,
-            num_warps=self._warps(block),
+            num_warps=self.warps(block),
         )
         return kv_cache
 
@@ -372,7 +257,7 @@ class TritonOps:
             return out
         parts, stats = self._workspace(num_splits, num_reqs, num_heads, head_dim, query.device)
         dim_block = max(16, triton.next_power_of_2(head_dim))
-        self._launch(
+        self.launch(
             "paged_attention",
             attention_kernel,
             (tiles, num_kv_heads, num_splits),
@@ -412,7 +297,7 @@ class TritonOps:
             num_stages=self.tuning.stages,
         )
         if num_splits > 1:
-            self._launch(
+            self.launch(
                 "paged_attention.join",
                 join_kernel,
                 (num_reqs, num_heads),
@@ -434,8 +319,8 @@ class TritonOps:
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: torch.Tensor | QuantizedWeight,
+        down: torch.Tensor | QuantizedWeight,
         gate_up_bias: torch.Tensor | None = None,
         down_bias: torch.Tensor | None = None,
         *,
@@ -448,72 +333,134 @@ class TritonOps:
         """x: [num_tokens, hidden_size]; see core/ops/moe.py. Experts are gated."""
         assert gated, "the kernel has no experts without a gate"
         num_tokens, hidden_size = x.shape
-        num_experts, size = gate_up.shape[0], gate_up.shape[1] // 2
-        per_token = experts.shape[1]
-        num_rows = num_tokens * per_token
+        num_experts = gate_up.num_stacked if isinstance(gate_up, QuantizedWeight) else len(gate_up)
+        size = (
+            gate_up.out_features // num_experts if isinstance(gate_up, QuantizedWeight) else gate_up.shape[1]
+        ) // 2
+        num_rows = num_tokens * experts.shape[1]
         x, weights = x.contiguous(), weights.contiguous()
         rows = 16 if num_rows <= 16 * num_experts else self.tuning.expert_rows
-        depth = self.tuning.expert_depth // (2 if x.dtype.itemsize > 2 else 1)
-        routed = sort_by_expert(experts, num_experts, rows)
-        tiles = most_tiles(num_rows, num_experts, rows)
+        routed = Routed(
+            sorted=sort_by_expert(experts, num_experts, rows),
+            weights=weights,
+            tile_rows=rows,
+            num_tiles=most_tiles(num_rows, num_experts, rows),
+        )
         inner_dtype = torch.float32 if self.wide_dot else x.dtype  # the interpreter cuts bfloat16 off
         inner = torch.empty((num_rows, size), dtype=inner_dtype, device=x.device)
         outputs = (torch.zeros if partial else torch.empty)(
             (num_rows, hidden_size), dtype=torch.float32, device=x.device
         )
-        cut = {
-            "EXPERTS": num_experts,
-            "EXPERT_BLOCK": triton.next_power_of_2(num_experts),
-            "ROWS": rows,
-            "COLS": self.tuning.expert_cols,
-            "DEPTH": depth,
-            "WIDE_DOT": self.wide_dot,
-            "num_warps": self.tuning.expert_warps,
-            "num_stages": self.tuning.stages,
-        }
-        self._launch(
+        op = "grouped_experts"
+        how: dict[str, Any] = {"activation": activation, "clamp": clamp}
+        if isinstance(gate_up, QuantizedWeight):
+            self.quantized_experts(
+                op, x, gate_up, gate_up_bias, routed, inner, is_up=True, is_scaled=scale_input, **how
+            )
+        else:
+            self._dense_up(x, gate_up, gate_up_bias, routed, inner, is_scaled=scale_input, **how)
+        op = f"{op}.down"
+        if isinstance(down, QuantizedWeight):
+            self.quantized_experts(
+                op, inner, down, down_bias, routed, outputs, is_up=False, is_scaled=not scale_input
+            )
+        else:
+            self._dense_down(op, inner, down, down_bias, routed, outputs, is_scaled=not scale_input)
+        return outputs.view(num_tokens, experts.shape[1], hidden_size).sum(1).to(x.dtype)
+
+    def _dense_up(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        routed: Routed,
+        out: torch.Tensor,
+        *,
+        is_scaled: bool,
+        activation: str,
+        clamp: float,
+    ) -> None:
+        """The inside of each pair's expert, in sorted rows."""
+        order = routed.sorted
+        self.launch(
             "grouped_experts",
             glu_experts_kernel,
-            (tiles, triton.cdiv(size, self.tuning.expert_cols)),
+            (routed.num_tiles, triton.cdiv(out.shape[1], self.tuning.expert_cols)),
             x,
-            gate_up,
-            gate_up_bias,
-            weights,
-            routed.order,
-            routed.first,
-            routed.counts,
-            routed.ends,
-            inner,
+            weight,
+            bias,
+            routed.weights,
+            order.order,
+            order.first,
+            order.counts,
+            order.ends,
+            out,
             clamp,
-            PER_TOKEN=per_token,
-            IN=hidden_size,
-            OUT=size,
+            PER_TOKEN=routed.weights.shape[1],
+            IN=x.shape[1],
+            OUT=out.shape[1],
             ACTIVATION=activation,
             CLAMP=clamp > 0,
-            BIAS=gate_up_bias is not None,
-            SCALE=scale_input,
-            **cut,
+            BIAS=bias is not None,
+            SCALE=is_scaled,
+            **self._expert_cut(weight, routed),
         )
-        self._launch(
-            "grouped_experts.down",
+
+    def _dense_down(
+        self,
+        op: str,
+        inner: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        routed: Routed,
+        out: torch.Tensor,
+        *,
+        is_scaled: bool,
+    ) -> None:
+        """What each pair adds, float32."""
+        order = routed.sorted
+        self.launch(
+            op,
             down_experts_kernel,
-            (tiles, triton.cdiv(hidden_size, self.tuning.expert_cols)),
+            (routed.num_tiles, triton.cdiv(out.shape[1], self.tuning.expert_cols)),
             inner,
-            down,
-            down_bias,
-            weights,
-            routed.order,
-            routed.first,
-            routed.counts,
-            routed.ends,
-            outputs,
-            IN=size,
-            OUT=hidden_size,
-            BIAS=down_bias is not None,
-            SCALE=not scale_input,
-            **cut,
+            weight,
+            bias,
+            routed.weights,
+            order.order,
+            order.first,
+            order.counts,
+            order.ends,
+            out,
+            IN=inner.shape[1],
+            OUT=out.shape[1],
+            BIAS=bias is not None,
+            SCALE=is_scaled,
+            **self._expert_cut(weight, routed),
         )
-        return outputs.view(num_tokens, per_token, hidden_size).sum(1).to(x.dtype)
+
+    def _expert_cut(self, weight: torch.Tensor, routed: Routed) -> dict[str, Any]:
+        tuning = self.tuning
+        return {
+            "EXPERTS": len(weight),
+            "EXPERT_BLOCK": triton.next_power_of_2(len(weight)),
+            "ROWS": routed.tile_rows,
+            "COLS": tuning.expert_cols,
+            "DEPTH": tuning.expert_depth // (2 if weight.dtype.itemsize > 2 else 1),
+            "WIDE_DOT": self.wide_dot,
+            "num_warps": tuning.expert_warps,
+            "num_stages": tuning.stages,
+        }
+
+    # ---- latent attention ------------------------------------------------------------------------------------
+    def absorb_keys(self, query: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+        """query: [num_tokens, num_heads, qk_nope_head_dim]; see core/ops/moe.py."""
+        return self.quantized_heads("absorb_keys", query, weight, first=0, size=weight.in_features, absorb=True)
+
+    def expand_values(self, latents: torch.Tensor, weight: QuantizedWeight, *, v_head_dim: int) -> torch.Tensor:
+        """latents: [num_tokens, num_heads, kv_lora_rank]; see core/ops/moe.py."""
+        first = weight.out_features // weight.num_stacked - v_head_dim
+        return self.quantized_heads("expand_values", latents, weight, first=first, size=v_head_dim, absorb=False)
 
     # ---- sampling ------------------------------------------------------------------------------------------
     def pick_tokens(
@@ -530,7 +477,7 @@ class TritonOps:
         values = torch.empty((num_rows, chunks), dtype=torch.float32, device=logits.device)
         tokens = torch.empty((num_rows, chunks), dtype=torch.int32, device=logits.device)
         out = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
-        self._launch(
+        self.launch(
             "sample",
             winner_kernel,
             (num_rows, chunks),
@@ -546,7 +493,7 @@ class TritonOps:
             NOISE=temperature is not None,
             num_warps=8,
         )
-        self._launch(
+        self.launch(
             "sample.best",
             best_kernel,
             (num_rows,),
@@ -568,10 +515,6 @@ class TritonOps:
     def _keys(self, head_dim: int, dtype: torch.dtype) -> int:
         return max(16, self.tuning.keys // (2 if head_dim > 128 else 1) // (2 if dtype.itemsize > 2 else 1))
 
-    def _warps(self, values: int) -> int:
-        """Warps for a program that holds this many values."""
-        return max(1, min(16, values // 512))
-
     def _workspace(
         self, num_splits: int, num_reqs: int, num_heads: int, head_dim: int, device: torch.device
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -580,9 +523,3 @@ class TritonOps:
         shape = (num_reqs, num_splits, num_heads)
         parts = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
         return parts, torch.empty((*shape, 2), dtype=torch.float32, device=device)
-
-    def _launch(self, op: str, kernel: Any, grid: Sequence[int], *args: Any, **options: Any) -> None:
-        if 0 in grid:
-            return
-        LAUNCHES[op] += 1
-        kernel[tuple(grid)](*args, **options)

@@ -1,7 +1,7 @@
-"""Products with weights in 8 or 4 bits: a tile of codes becomes numbers in registers, just before it is multiplied.
+"""Products with weights in 8 or 4 bits.
 
-Memory holds 8 or 4 bits a weight, and the matrix units see the activations' own dtype (w8a16, w4a16); nothing of the
-activations is rounded. Sums are float32.
+A tile of codes becomes numbers in registers just before it is multiplied in the activations' own dtype (w8a16,
+w4a16), or meets activations that are 8 bits too (w8a8, rounded.py). Sums are float32, of integers int32.
 """
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
@@ -11,19 +11,19 @@ import torch
 import triton
 import triton.language as tl
 
-from .rounded import float8_values
+from .rounded import float8_values, multiply_codes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
-    """A matrix [out_features, in_features] on the device: value = code * scale + offset.
+    """A matrix [out_features, in_features] on the device, or several under each other: value = code * scale + offset.
 
     codes: int8 [out_features, in_features] of 8 bits, or uint8 with the bits of float8_e4m3fn (e4m3fnuz if is_fnuz),
     or uint8 [out_features, width] of 4: byte j of a row holds the
     code of column j in its low half and that of column width + j in its high half. width: half of the columns in
     whole groups, so that both halves of a run of bytes have one scale each; a last high half may be empty.
-    scales, offsets: float16 [num_groups, out_features] of groups of columns, or float32 [1, out_features] of whole
-    rows. No offsets: 0 of 8 bits, -8 * scale of 4.
+    scales, offsets: [num_groups, out_features] of groups of columns, float16 of integers and float32 of float8, or
+    float32 [1, out_features] of whole rows. No offsets: 0 of 8 bits, -8 * scale of 4.
     dtype: of the rows that `embedding` gives.
     """
 
@@ -36,6 +36,7 @@ class QuantizedWeight:
     bits: int
     dtype: torch.dtype
     is_fnuz: bool = False
+    num_stacked: int = 1
 
     @property
     def is_float(self) -> bool:
@@ -44,14 +45,14 @@ class QuantizedWeight:
 
     @property
     def out_features(self) -> int:
-        """Rows of the matrix."""
+        """Rows of all matrices."""
         return len(self.codes)
 
     def constants(self) -> dict[str, int | bool]:
         """What the kernels are told of the layout when they are compiled."""
         return {
             "IN": self.in_features,
-            "OUT": self.out_features,
+            "TOTAL": self.out_features,
             "WIDTH": self.codes.shape[1],
             "GROUP": self.group,
             "BITS": self.bits,
@@ -69,6 +70,7 @@ def row_width(in_features: int, bits: int, group: int) -> int:
 @triton.jit
 def quantized_linear_kernel(
     x_ptr,
+    x_scale_ptr,
     code_ptr,
     scale_ptr,
     offset_ptr,
@@ -77,46 +79,128 @@ def quantized_linear_kernel(
     num_rows,
     stride_row,
     IN: tl.constexpr,
-    OUT: tl.constexpr,
+    TOTAL: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     FLOAT8: tl.constexpr,
     FNUZ: tl.constexpr,
     OFFSETS: tl.constexpr,
+    ROUNDED: tl.constexpr,
     BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     DEPTH: tl.constexpr,
     WIDE_DOT: tl.constexpr,
 ):
-    """out[i] = x[i] @ weight.T + bias; OFFSETS: there are offsets. WIDTH: bytes of a row of codes."""
+    """out[i] = x[i] @ weight.T + bias. ROUNDED: x are codes, with scales of their own."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     col = (tl.program_id(1) * COLS + tl.arange(0, COLS)).to(tl.int64)
     is_row = row < num_rows
-    is_col = col < OUT
-    x_row = x_ptr + row[:, None] * stride_row
-    code_row = code_ptr + col[None, :] * WIDTH
-    total = tl.zeros([ROWS, COLS], tl.float32)
-    for start in range(0, WIDTH, DEPTH):
-        k = start + tl.arange(0, DEPTH)
-        codes = tl.load(code_row + k[:, None], mask=(k < WIDTH)[:, None] & is_col[None, :], other=0)
-        if BITS == 4:
-            low = _numbers(codes & 15, start, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, FLOAT8, FNUZ, OFFSETS)
-            total = _multiply(total, x_row, k, (k < WIDTH) & (k < IN), is_row, low, WIDE_DOT)
-            high = _numbers(
-                codes >> 4, start + WIDTH, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, FLOAT8, FNUZ, OFFSETS
-            )
-            total = _multiply(total, x_row, k + WIDTH, (k < WIDTH) & (k + WIDTH < IN), is_row, high, WIDE_DOT)
-        else:
-            weight = _numbers(codes, start, scale_ptr, offset_ptr, col, IN, OUT, GROUP, BITS, FLOAT8, FNUZ, OFFSETS)
-            total = _multiply(total, x_row, k, k < IN, is_row, weight, WIDE_DOT)
-    if GROUP == 0:
-        total *= tl.load(scale_ptr + col, mask=is_col, other=0.0)[None, :]
+    is_col = col < TOTAL
+    total = product(
+        x_ptr + row * stride_row,
+        x_scale_ptr,
+        row,
+        is_row,
+        code_ptr,
+        scale_ptr,
+        offset_ptr,
+        col,
+        is_col,
+        IN=IN,
+        TOTAL=TOTAL,
+        WIDTH=WIDTH,
+        GROUP=GROUP,
+        BITS=BITS,
+        FLOAT8=FLOAT8,
+        FNUZ=FNUZ,
+        OFFSETS=OFFSETS,
+        ROUNDED=ROUNDED,
+        DEPTH=DEPTH,
+        WIDE_DOT=WIDE_DOT,
+    )
     if BIAS:
         total += tl.load(bias_ptr + col, mask=is_col, other=0.0)[None, :]
-    place = row[:, None] * OUT + col[None, :]
+    place = row[:, None] * TOTAL + col[None, :]
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_col[None, :])
+
+
+@triton.jit
+def product(
+    x_row,
+    x_scale_ptr,
+    row,
+    is_row,
+    code_ptr,
+    scale_ptr,
+    offset_ptr,
+    weight_row,
+    is_col,
+    IN: tl.constexpr,
+    TOTAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    FNUZ: tl.constexpr,
+    OFFSETS: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WIDE_DOT: tl.constexpr,
+):
+    """x @ weight.T, float32 [rows, cols]. x_row: where each row of x begins; row: its number among the scales of
+    rounded x; weight_row: rows of the weight, int64 [cols]. WIDTH: bytes of a row of codes. TOTAL: all rows.
+    """
+    rows: tl.constexpr = row.shape[0]
+    cols: tl.constexpr = weight_row.shape[0]
+    total = tl.zeros([rows, cols], tl.int32 if ROUNDED and not FLOAT8 else tl.float32)
+    code_row = code_ptr + weight_row * WIDTH
+    for start in range(0, WIDTH, DEPTH):
+        k = start + tl.arange(0, DEPTH)
+        is_k = k < WIDTH
+        codes = tl.load(code_row[None, :] + k[:, None], mask=is_k[:, None] & is_col[None, :], other=0)
+        if ROUNDED:
+            x = tl.load(x_row[:, None] + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0)
+            if GROUP > 0:
+                part = multiply_codes(x, codes, tl.zeros([rows, cols], tl.float32), FLOAT8, FNUZ, WIDE_DOT)
+                group = start // GROUP
+                part *= tl.load(x_scale_ptr + row * (IN // GROUP) + group, mask=is_row, other=0.0)[:, None]
+                part *= tl.load(scale_ptr + group * TOTAL + weight_row, mask=is_col, other=0.0)[None, :]
+                total += part
+            else:
+                total = multiply_codes(x, codes, total, FLOAT8, FNUZ, WIDE_DOT)
+        elif BITS == 4:
+            low = _numbers(
+                codes & 15, start, scale_ptr, offset_ptr, weight_row, IN, TOTAL, GROUP, BITS, FLOAT8, FNUZ, OFFSETS
+            )
+            total = _multiply(total, x_row, k, is_k & (k < IN), is_row, low, WIDE_DOT)
+            high = _numbers(
+                codes >> 4,
+                start + WIDTH,
+                scale_ptr,
+                offset_ptr,
+                weight_row,
+                IN,
+                TOTAL,
+                GROUP,
+                BITS,
+                FLOAT8,
+                FNUZ,
+                OFFSETS,
+            )
+            total = _multiply(total, x_row, k + WIDTH, is_k & (k + WIDTH < IN), is_row, high, WIDE_DOT)
+        else:
+            weight = _numbers(
+                codes, start, scale_ptr, offset_ptr, weight_row, IN, TOTAL, GROUP, BITS, FLOAT8, FNUZ, OFFSETS
+            )
+            total = _multiply(total, x_row, k, k < IN, is_row, weight, WIDE_DOT)
+    result = total.to(tl.float32)
+    if GROUP == 0:
+        if ROUNDED:
+            result *= tl.load(x_scale_ptr + row, mask=is_row, other=0.0)[:, None]
+        result *= tl.load(scale_ptr + weight_row, mask=is_col, other=0.0)[None, :]
+    return result
 
 
 @triton.jit
@@ -125,9 +209,9 @@ def _numbers(
     start,
     scale_ptr,
     offset_ptr,
-    col,
+    weight_row,
     IN: tl.constexpr,
-    OUT: tl.constexpr,
+    TOTAL: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
     FLOAT8: tl.constexpr,
@@ -144,8 +228,8 @@ def _numbers(
     if GROUP > 0:
         run: tl.constexpr = GROUP if GROUP < depth else depth
         group = start // GROUP + tl.arange(0, depth // run)
-        mask = (group < IN // GROUP)[:, None] & (col < OUT)[None, :]
-        place = group[:, None] * OUT + col[None, :]
+        mask = (group < IN // GROUP)[:, None] & (weight_row < TOTAL)[None, :]
+        place = group[:, None] * TOTAL + weight_row[None, :]
         runs = tl.reshape(values, [depth // run, run, cols])
         runs *= tl.load(scale_ptr + place, mask=mask, other=0.0).to(tl.float32)[:, None, :]
         if OFFSETS:
@@ -157,7 +241,7 @@ def _numbers(
 @triton.jit
 def _multiply(total, x_row, k, is_k, is_row, weight, WIDE_DOT: tl.constexpr):
     """total + x[:, k] @ weight, whose rows are those columns; weight is rounded to x's dtype."""
-    x = tl.load(x_row + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0.0)
+    x = tl.load(x_row[:, None] + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0.0)
     if WIDE_DOT:
         x = x.to(tl.float32)
     return tl.dot(x, weight.to(x.dtype), total, input_precision="ieee")
@@ -171,7 +255,7 @@ def quantized_rows_kernel(
     index_ptr,
     out_ptr,
     IN: tl.constexpr,
-    OUT: tl.constexpr,
+    TOTAL: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
@@ -185,6 +269,29 @@ def quantized_rows_kernel(
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < IN
     row = tl.load(index_ptr + i).to(tl.int64)
+    values = elements(
+        code_ptr, scale_ptr, offset_ptr, row, col, mask, TOTAL, WIDTH, GROUP, BITS, FLOAT8, FNUZ, OFFSETS
+    )
+    tl.store(out_ptr + i * IN + col, values.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def elements(
+    code_ptr,
+    scale_ptr,
+    offset_ptr,
+    row,
+    col,
+    mask,
+    TOTAL: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    FLOAT8: tl.constexpr,
+    FNUZ: tl.constexpr,
+    OFFSETS: tl.constexpr,
+):
+    """weight[row, col], float32, each by itself; row: int64."""
     if BITS == 4:
         is_high = col >= WIDTH
         byte = tl.load(code_ptr + row * WIDTH + tl.where(is_high, col - WIDTH, col), mask=mask, other=0)
@@ -195,10 +302,10 @@ def quantized_rows_kernel(
     if BITS == 4 and not OFFSETS:
         values -= 8.0
     if GROUP > 0:
-        place = (col // GROUP).to(tl.int64) * OUT + row
+        place = (col // GROUP).to(tl.int64) * TOTAL + row
         values *= tl.load(scale_ptr + place, mask=mask, other=0.0).to(tl.float32)
         if OFFSETS:
             values += tl.load(offset_ptr + place, mask=mask, other=0.0).to(tl.float32)
     else:
-        values *= tl.load(scale_ptr + row)
-    tl.store(out_ptr + i * IN + col, values.to(out_ptr.dtype.element_ty), mask=mask)
+        values *= tl.load(scale_ptr + row + col * 0, mask=mask, other=0.0)
+    return values

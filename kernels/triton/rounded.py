@@ -1,8 +1,7 @@
-"""Products of 8-bit activations with 8-bit weights (w8a8): integers or float8, one scale a row and one an output.
+"""Activations in 8 bits for products with 8-bit weights (w8a8): integers or float8, rounded just before.
 
-Activations are rounded row by row just before; the matrix units multiply 8 bits with 8 and add up in int32 or
-float32. Float8 comes in two forms: e4m3fn, and AMD's e4m3fnuz, whose exponents are one lower and which has no minus
-zero.
+One scale a row, or one for each run of a row's columns (blocks, DeepSeek-V3). Float8 comes in two forms: e4m3fn, and
+AMD's e4m3fnuz, whose exponents are one lower and which has no minus zero.
 """
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
@@ -17,14 +16,17 @@ def round_rows_kernel(
     scale_ptr,
     stride_row,
     IN: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     FLOAT8: tl.constexpr,
     FNUZ: tl.constexpr,
 ):
-    """code[i] * scale[i] is x[i] rounded to int8, or to the bits of float8, nearest even."""
+    """code[i] * scale[i] is x[i] rounded to int8, or to the bits of float8, nearest even. GROUP: columns a scale."""
     row = tl.program_id(0).to(tl.int64)
-    col = tl.arange(0, BLOCK)
-    mask = col < IN
+    group = tl.program_id(1)
+    place = tl.arange(0, BLOCK)
+    mask = place < GROUP
+    col = group * GROUP + place
     x = tl.load(x_ptr + row * stride_row + col, mask=mask, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(x), 0)
     top: tl.constexpr = (240.0 if FNUZ else 448.0) if FLOAT8 else 127.0
@@ -34,53 +36,19 @@ def round_rows_kernel(
     else:
         codes = _round(scaled).to(tl.int8)
     tl.store(code_ptr + row * IN + col, codes, mask=mask)
-    tl.store(scale_ptr + row, largest / top)
+    tl.store(scale_ptr + row * (IN // GROUP) + group, largest / top)
 
 
 @triton.jit
-def rounded_linear_kernel(
-    x_ptr,
-    x_scale_ptr,
-    code_ptr,
-    scale_ptr,
-    bias_ptr,
-    out_ptr,
-    num_rows,
-    IN: tl.constexpr,
-    OUT: tl.constexpr,
-    FLOAT8: tl.constexpr,
-    FNUZ: tl.constexpr,
-    BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WIDE_DOT: tl.constexpr,
-):
-    """out[i] = (x[i] * x_scale[i]) @ (weight * scale).T + bias. x: codes [num_rows, IN]; weight: codes [OUT, IN]."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    col = (tl.program_id(1) * COLS + tl.arange(0, COLS)).to(tl.int64)
-    is_row = row < num_rows
-    is_col = col < OUT
-    total = tl.zeros([ROWS, COLS], tl.float32 if FLOAT8 else tl.int32)
-    for start in range(0, IN, DEPTH):
-        k = start + tl.arange(0, DEPTH)
-        is_k = k < IN
-        x = tl.load(x_ptr + row[:, None] * IN + k[None, :], mask=is_row[:, None] & is_k[None, :], other=0)
-        w = tl.load(code_ptr + col[None, :] * IN + k[:, None], mask=is_k[:, None] & is_col[None, :], other=0)
-        if FLOAT8 and WIDE_DOT:
-            total = tl.dot(float8_values(x, FNUZ), float8_values(w, FNUZ), total, input_precision="ieee")
-        elif FLOAT8 and FNUZ:
-            total = tl.dot(x.to(tl.float8e4b8, bitcast=True), w.to(tl.float8e4b8, bitcast=True), total)
-        elif FLOAT8:
-            total = tl.dot(x.to(tl.float8e4nv, bitcast=True), w.to(tl.float8e4nv, bitcast=True), total)
-        else:
-            total = tl.dot(x, w, total, out_dtype=tl.int32)
-    out = total.to(tl.float32) * tl.load(x_scale_ptr + row, mask=is_row, other=0.0)[:, None]
-    out *= tl.load(scale_ptr + col, mask=is_col, other=0.0)[None, :]
-    if BIAS:
-        out += tl.load(bias_ptr + col, mask=is_col, other=0.0)[None, :]
-    place = row[:, None] * OUT + col[None, :]
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_col[None, :])
+def multiply_codes(x, weight, total, FLOAT8: tl.constexpr, FNUZ: tl.constexpr, WIDE_DOT: tl.constexpr):
+    """total + x @ weight, both in 8 bits: int32 of integers, float32 of float8."""
+    if FLOAT8 and WIDE_DOT:
+        return tl.dot(float8_values(x, FNUZ), float8_values(weight, FNUZ), total, input_precision="ieee")
+    if FLOAT8 and FNUZ:
+        return tl.dot(x.to(tl.float8e4b8, bitcast=True), weight.to(tl.float8e4b8, bitcast=True), total)
+    if FLOAT8:
+        return tl.dot(x.to(tl.float8e4nv, bitcast=True), weight.to(tl.float8e4nv, bitcast=True), total)
+    return tl.dot(x, weight, total, out_dtype=tl.int32)
 
 
 @triton.jit

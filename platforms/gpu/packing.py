@@ -1,5 +1,6 @@
 """Weights on their way to a GPU: 8 and 4 bits stay so, in the layout of the Triton kernels."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,8 @@ def packed_bytes(shape: tuple[int, ...], scheme: Scheme) -> int:
 
     rows, cols = math.prod(shape[:-1]), shape[-1]
     codes = row_width(cols, 4 if scheme.name == "int4" else 8, scheme.group)
-    if not scheme.group:
-        return rows * (codes + 4)
+    if not scheme.group or scheme.name == "fp8":
+        return rows * (codes + 4 * (cols // (scheme.group or cols)))
     has_offsets = scheme.name == "int4" and not scheme.is_symmetric
     return rows * (codes + cols // scheme.group * (4 if has_offsets else 2))
 
@@ -57,7 +58,7 @@ def pack_linear(tensors: Sequence[HostTensor], *, dtype: str, device: str, float
             data = np.where(data == _MINUS_ZERO, 0, data).astype(np.uint8)
         codes[start : start + len(data)].copy_(torch.from_numpy(np.require(data, requirements=("C", "W"))))
         start += len(data)
-    scale_dtype = np.float16 if scheme.group else np.float32
+    scale_dtype = np.float16 if scheme.group and scheme.name != "fp8" else np.float32
     scales = _by_group([tensor.scales for tensor in tensors], scale_dtype).to(device)
     if is_fnuz:
         scales *= 2  # the same bits stand for half the value
@@ -76,6 +77,18 @@ def pack_linear(tensors: Sequence[HostTensor], *, dtype: str, device: str, float
     )
 
 
+def pack_stacked(
+    tensors: Sequence[HostTensor], *, num_stacked: int, dtype: str, device: str, float8: str = ""
+) -> Array:
+    """As core/ops/moe.py: a QuantizedWeight of all matrices, or [num_stacked, rows, cols]. float8: as above."""
+    import torch
+
+    weight = pack_linear(tensors, dtype=dtype, device=device, float8=float8)
+    if isinstance(weight, torch.Tensor):
+        return weight.view(num_stacked, -1, weight.shape[-1])
+    return dataclasses.replace(weight, num_stacked=num_stacked)
+
+
 def _common_scheme(tensors: Sequence[HostTensor]) -> Scheme | None:
     """The scheme of all tensors; None if they have none, several, or one that the kernels do not take."""
     [first, *_] = tensors
@@ -87,10 +100,10 @@ def _common_scheme(tensors: Sequence[HostTensor]) -> Scheme | None:
         return None
     if first.dtype in ("int8", "float8_e4m3fn") and group == in_features:
         return Scheme(name=_SCHEME_OF[first.dtype])
-    if first.dtype not in ("int8", "int4") or group < 16 or group & (group - 1):
+    if first.dtype not in _SCHEME_OF or group < 16 or group & (group - 1):
         return None
-    is_symmetric = first.dtype == "int8" or all(map(_is_symmetric, tensors))
-    return Scheme(name=first.dtype, group=group, is_symmetric=is_symmetric)
+    is_symmetric = first.dtype != "int4" or all(map(_is_symmetric, tensors))
+    return Scheme(name=_SCHEME_OF[first.dtype], group=group, is_symmetric=is_symmetric)
 
 
 def _is_symmetric(tensor: HostTensor) -> bool:

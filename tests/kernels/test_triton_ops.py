@@ -17,15 +17,16 @@ import numpy as np
 import torch
 
 from headrace.core.ops import OpTable
+from headrace.core.ops.moe import glu
 from headrace.core.ops.sampling import gumbel_noise
 from headrace.core.self_test import TOLERANCE, nmse
 from headrace.core.weights.dequantize import to_float32
-from headrace.core.weights.quantize import CODES, FP8, INT4, INT8, INT8_GROUPS, Scheme, quantize_rows
+from headrace.core.weights.quantize import CODES, FP8, INT4, INT8, INT8_GROUPS, Scheme, quantize_rows, to_float8
 from headrace.core.weights.source import HostTensor
 from headrace.kernels.triton.ops import LAUNCHES, TritonOps
 from headrace.kernels.triton.quantized import QuantizedWeight
 from headrace.kernels.triton.tuning import TUNINGS, Tuning, tuning_for
-from headrace.platforms.gpu.packing import pack_linear, packed_bytes
+from headrace.platforms.gpu.packing import pack_linear, pack_stacked, packed_bytes
 
 TINY = Tuning(
     name="test",
@@ -155,12 +156,21 @@ def test_all_tokens_may_choose_one_expert() -> None:
 
 
 # ---- quantized weights ----------------------------------------------------------------------------------------
-SCHEMES = {**INT4, "int8": INT8_GROUPS, "int8-channel": INT8, "fp8": FP8}
+BLOCKS = Scheme(name="fp8", group=32)
+SCHEMES = {**INT4, "int8": INT8_GROUPS, "int8-channel": INT8, "fp8": FP8, "fp8 by block": BLOCKS}
 
 
 def quantized(rows: int, columns: int, scheme: Scheme, seed: int) -> HostTensor:
-    """A random weight as `--quantize` leaves it."""
+    """A random weight as `--quantize` leaves it, or in float8 with a scale for each block, as DeepSeek-V3 has it."""
     numbers = values(rows, columns, seed=seed).numpy() / columns**0.5 + np.float32(0.02)
+    if scheme.name == "fp8" and scheme.group:
+        runs = numbers.reshape(rows, -1, scheme.group)
+        tall = np.abs(runs).max(-1)
+        for start in range(0, rows, 16):
+            tall[start : start + 16] = tall[start : start + 16].max(0)
+        scales = tall / np.float32(448)
+        codes = to_float8((runs / scales[..., None]).reshape(rows, columns))
+        return HostTensor(name="weight", dtype="float8_e4m3fn", shape=codes.shape, data=codes, scales=scales)
     codes, scales, offsets = quantize_rows(numbers, scheme)
     return HostTensor(
         name="weight", dtype=CODES[scheme.name], shape=codes.shape, data=codes, scales=scales, offsets=offsets
@@ -190,6 +200,73 @@ def test_products_and_rows_of_quantized_weights(dtype: str, name: str) -> None:
         check(OPS.embedding(picked, weight), exact[picked.long()].to(DTYPES[dtype]), dtype)
 
 
+def met_by(weight: QuantizedWeight, x: torch.Tensor, ops: TritonOps) -> torch.Tensor:
+    """float64: x as a product with the weight meets it."""
+    if not ops.rounds(weight):
+        return x.double()
+    kind = ops.tuning.float8 if weight.is_float else "int8"
+    group = weight.group or x.shape[-1]
+    return rounded(x.reshape(-1, group), kind).reshape(x.shape)
+
+
+@pytest.mark.parametrize("float8", ["", "e4m3fn", "e4m3fnuz"])
+@pytest.mark.parametrize("name", ["int4", "int8", "int8-channel", "fp8", "fp8 by block"])
+def test_experts_of_quantized_weights(name: str, float8: Any) -> None:
+    if float8 and not name.startswith("fp8"):
+        pytest.skip("the kind of float8 changes nothing")
+    dtype = "bfloat16" if name == "int4" else "float32"
+    ops = TritonOps(replace(TINY, float8=float8), wide_dot=True)
+    num_experts, hidden, size, per_token = 5, 64, 96, 2
+    packed, exact = [], []
+    for seed, (rows, columns) in enumerate(((2 * size, hidden), (hidden, size))):
+        tensor = quantized(num_experts * rows, columns, SCHEMES[name], seed)
+        weight = pack_stacked([tensor], num_stacked=num_experts, dtype=dtype, device="cpu", float8=float8)
+        assert isinstance(weight, QuantizedWeight)
+        packed.append(weight)
+        exact.append(torch.from_numpy(to_float32(tensor)).double().view(num_experts, rows, columns))
+    biases = values(num_experts * 2 * size, seed=4), values(num_experts * hidden, seed=5)
+    for num_tokens in (0, 3, 60):
+        x = values(num_tokens, hidden, dtype=dtype, seed=6)
+        weights = values(num_tokens, per_token, seed=7).softmax(-1)
+        experts = values(num_tokens, num_experts, seed=8).argsort(-1)[:, :per_token].to(torch.int32)
+        experts[: num_tokens // 2, 0] = num_experts  # of another rank
+        for options in ({"scale_input": True}, {"clamp": 0.8}) if num_tokens == 3 else ({},):
+            given = biases if options.get("clamp") else (None, None)
+            got = ops.grouped_experts(x, weights, experts, *packed, *given, partial=True, **options)
+            want = torch.zeros(num_tokens, hidden, dtype=torch.float64)
+            met = met_by(packed[0], x, ops)
+            for token, expert, factor in (
+                (i, e, weights[i, j].double()) for i in range(num_tokens) for j, e in enumerate(experts[i].tolist())
+            ):
+                if expert == num_experts:
+                    continue
+                up, down = (None if b is None else b.view(num_experts, -1)[expert].double() for b in given)
+                inner = exact[0][expert] @ met[token] * (factor if options.get("scale_input") else 1)
+                inner = glu(inner if up is None else inner + up, "silu", options.get("clamp", 0.0))
+                outer = exact[1][expert] @ met_by(packed[1], inner.float()[None], ops)[0]
+                outer = outer if down is None else outer + down
+                want[token] += outer if options.get("scale_input") else outer * factor
+            # What stands between two codes may be rounded to either.
+            allowed = 1e-5 if ops.rounds(packed[1]) else TOLERANCE[dtype]
+            assert got.dtype == x.dtype and nmse(got.float().numpy(), want.numpy()) <= allowed
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_of_quantized_latent_attention(dtype: str, name: str) -> None:
+    heads, nope_dim, v_dim, rank = 3, 20, 12, 256 if name == "int4-g128" else 64
+    tensor = quantized(heads * (nope_dim + v_dim), rank, SCHEMES[name], seed=0)
+    weight = pack_stacked([tensor], num_stacked=heads, dtype=dtype, device="cpu")
+    assert isinstance(weight, QuantizedWeight)
+    exact = torch.from_numpy(to_float32(tensor)).double().view(heads, -1, rank)
+    for num_tokens in (0, 1, 37):
+        query = values(num_tokens, heads, nope_dim + 3, dtype=dtype)[..., 3:]
+        check(OPS.absorb_keys(query, weight), OpTable.absorb_keys(query.double(), exact).to(query.dtype), dtype)
+        latents = values(num_tokens, heads, rank, dtype=dtype, seed=1)
+        want = OpTable.expand_values(latents.double(), exact, v_head_dim=v_dim).to(latents.dtype)
+        check(OPS.expand_values(latents, weight, v_head_dim=v_dim), want, dtype)
+
+
 FLOAT8 = {"e4m3fn": (torch.float8_e4m3fn, 448.0), "e4m3fnuz": (torch.float8_e4m3fnuz, 240.0)}
 
 
@@ -202,6 +279,22 @@ def rounded(x: torch.Tensor, kind: str) -> torch.Tensor:
     float8, top = FLOAT8[kind]
     scaled = x.float() * torch.where(largest > 0, top / largest, 0)
     return scaled.to(float8).double() * (largest / top).double()
+
+
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("kind", FLOAT8)
+def test_products_in_float8_by_block(kind: str, group: int) -> None:
+    ops = TritonOps(replace(TINY, float8=kind), wide_dot=True)  # type: ignore[arg-type]
+    tensor = quantized(37, 3 * group, replace(BLOCKS, group=group), seed=0)
+    weight = pack_linear([tensor], dtype="float32", device="cpu", float8=kind)
+    assert isinstance(weight, QuantizedWeight) and ops.rounds(weight)
+    assert weight.codes.nbytes + weight.scales.nbytes == packed_bytes((37, 3 * group), replace(BLOCKS, group=group))
+    exact = torch.from_numpy(to_float32(tensor)).double()
+    for num_tokens in (0, 1, 16, 40):
+        x = values(num_tokens, 3 * group, seed=8)
+        x[:, :group] *= 100  # a scale for the whole row would lose the rest
+        check(ops.quantized_linear(x, weight), OpTable.linear(met_by(weight, x, ops), exact).float(), "float32")
+    check(ops.embedding(torch.tensor([36, 0], dtype=torch.int32), weight), exact[[36, 0]].float(), "float32")
 
 
 @pytest.mark.parametrize("kind", FLOAT8)

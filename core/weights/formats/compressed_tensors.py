@@ -11,6 +11,7 @@ from ..decoded import (
     Read,
     Weight,
     from_codes,
+    from_float8,
     from_values,
     named,
     scale_blocks,
@@ -133,8 +134,8 @@ def _decode_plain(stored: tuple[str, ...], block: tuple[int, ...], read: Read) -
     if weight.dtype == "int8" and by_row and not zeros.any():
         codes = weight.data.view(np.uint8) ^ np.uint8(0x80)
         return from_codes(codes, np.ascontiguousarray(scales), None, 8)
+    if not zeros.any():
+        return from_float8(weight, scales, block)
     values = to_float32(weight)
-    if zeros.any():
-        ones = scale_blocks(np.ones_like(values), zeros, block)
-        values = values - ones
+    values = values - scale_blocks(np.ones_like(values), zeros, block)
     return from_values(scale_blocks(values, scales, block))

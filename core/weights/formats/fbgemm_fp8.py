@@ -1,5 +1,5 @@
 """float8 with a scale for each output, as FBGEMM's kernels take it (Llama 3.1 405B)."""
 
-from .fp8 import check, find
+from .fp8 import check, find, scheme
 
-__all__ = ["check", "find"]
+__all__ = ["check", "find", "scheme"]

@@ -4,14 +4,21 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from ..decoded import Read, Weight, from_values, named, scale_blocks
+from ..decoded import Read, Weight, from_float8, named
 from ..dequantize import to_float32
+from ..quantize import FP8, Scheme
 from ..source import HostTensor, WeightSource
 
 
 def check(config: Mapping[str, Any]) -> str:
     """Anything: shapes say what scales are for."""
     return ""
+
+
+def scheme(config: Mapping[str, Any]) -> Scheme | None:
+    """A scale for each run of columns, or for each output."""
+    block = config.get("weight_block_size") or ()
+    return Scheme(name="fp8", group=block[1]) if len(block) == 2 else FP8
 
 
 def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:
@@ -26,4 +33,4 @@ def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:
 
 
 def _decode(stored: tuple[str, ...], block: tuple[int, ...], read: Read) -> HostTensor:
-    return from_values(scale_blocks(to_float32(read(stored[0])), to_float32(read(stored[1])), block))
+    return from_float8(read(stored[0]), to_float32(read(stored[1])), block)

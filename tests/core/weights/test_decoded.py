@@ -87,7 +87,7 @@ def float8(scales: npt.NDArray[Any], name: str, method: str = "fp8", **config: A
     if scales.ndim == 2 and scales.shape != (ROWS, 1):
         wide = np.repeat(np.repeat(scales, 32, 0), 32, 1)[:ROWS, :COLS]
     tensors = {"x.weight": weight, name: torch.from_numpy(scales), "x.input_scale": torch.ones(1)}
-    return {"quant_method": method, **config}, tensors, weight.double().numpy() * wide, False
+    return {"quant_method": method, **config}, tensors, weight.double().numpy() * wide, True
 
 
 def ct_packed(bits: int, asymmetric: bool) -> Made:

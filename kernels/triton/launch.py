@@ -1,0 +1,32 @@
+"""What all ops of the kernels share: a tuning, how many warps a program has, and a count of launches."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from .tuning import Tuning
+
+LAUNCHES: Counter[str] = Counter()
+"""Kernel launches of this process by op: the proof that a device runs these kernels."""
+
+
+class Launcher:
+    """Launches kernels on one kind of GPU.
+
+    wide_dot: products take float32, for an interpreter that multiplies the bits of bfloat16.
+    """
+
+    def __init__(self, tuning: Tuning, *, wide_dot: bool = False) -> None:
+        self.tuning = tuning
+        self.wide_dot = wide_dot
+
+    def warps(self, values: int) -> int:
+        """Warps for a program that holds this many values."""
+        return max(1, min(16, values // 512))
+
+    def launch(self, op: str, kernel: Any, grid: Sequence[int], *args: Any, **options: Any) -> None:
+        """Run a kernel over a grid; nothing is run over an empty one."""
+        if 0 in grid:
+            return
+        LAUNCHES[op] += 1
+        kernel[tuple(grid)](*args, **options)
