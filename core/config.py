@@ -79,6 +79,9 @@ class DeviceConfig:
     tensor_parallel_size: int | Literal["auto"] = option(
         "auto", "devices over which each layer is cut; auto is as many as device names", cli=True
     )
+    op_providers: str = option(
+        "", "sources of kernels to insist on, or with - to leave out, separated by commas, such as -triton"
+    )
 
     def __post_init__(self) -> None:
         _check_auto_or_positive("threads", self.threads)

@@ -1,5 +1,6 @@
 """`headrace doctor`: use a device for real, and say which provider serves each op."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +32,7 @@ def command(flags: dict[str, Any], show_ops: bool, model: str | None, as_json: b
     device = open_device(config)
     try:
         checks = list(self_test(device))
-        selections, gaps = _selections(device, config if model else None)
+        selections, gaps = _selections(device, config, for_model=model is not None)
     finally:
         device.close()
     failed = [check for check in checks if check.outcome == "failed"]
@@ -65,13 +66,15 @@ def command(flags: dict[str, Any], show_ops: bool, model: str | None, as_json: b
         raise click.exceptions.Exit(SELF_TEST_FAILED)
 
 
-def _selections(device: "Device", config: "EngineConfig | None") -> tuple[list["Selection"], list["Gap"]]:
+def _selections(
+    device: "Device", config: "EngineConfig", *, for_model: bool
+) -> tuple[list["Selection"], list["Gap"]]:
     """Providers for the tiny model, or for the model of a configuration with the gaps that it meets."""
     from ..self_test import tiny_config, tiny_spec
 
-    if config is None:
-        spec = tiny_spec()
-        runner = device.runner(tiny_config(spec, dtype=device.caps.dtypes[0]))
+    if not for_model:
+        wanted = tiny_config(tiny_spec(), dtype=device.caps.dtypes[0])
+        runner = device.runner(replace(wanted, engine=config))
         gaps: list[Gap] = []
     else:
         from ..engine.build import describe_model
@@ -83,7 +86,8 @@ def _selections(device: "Device", config: "EngineConfig | None") -> tuple[list["
         if model.gguf is not None:
             model.gguf.close()
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=blocked)
-        runner = device.runner(tiny_config(model.spec, dtype=dtype.value, block_size=config.kv.block_size))
+        wanted = tiny_config(model.spec, dtype=dtype.value, block_size=config.kv.block_size)
+        runner = device.runner(replace(wanted, engine=config))
         gaps = device.check(model_needs(model.spec))
     try:
         return list(runner.op_selections), gaps

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from ..models.registry import family_of, is_foreign, read_spec, unknown_family
 from ..models.rope import rope_rows
 from ..models.sentence import SentencePrompts, dense_folders, read_prompts, with_sentence_modules
 from ..models.spec import ModelSpec
+from ..ops import Selection
 from ..platform import Caps, Device, Gap, RunnerConfig, Status
 from ..plugin_loader import Plugins, load_plugins
 from ..pooling.tasks import PoolingTasks
@@ -373,6 +375,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                     name="model", value=model.name, reason=f"{model.spec.model_type}, {model.spec.num_layers} layers"
                 ),
                 dtype,
+                *_ops_choice(runner.op_selections),
                 Choice(name="weights", value=format_bytes(needed), reason=f"loaded in {load_s:.2f} s"),
                 Choice(
                     name="kv",
@@ -462,6 +465,18 @@ def _processors(plugins: Plugins) -> ProcessorFactories:
             continue
         found.update(offer)
     return found
+
+
+def _ops_choice(selections: Sequence[Selection]) -> list[Choice]:
+    """Which providers serve how many ops, and why others declined; nothing for a runner without a table of ops."""
+    if not selections:
+        return []
+    counts = Counter(selection.provider for selection in selections)
+    reasons = dict.fromkeys(
+        f"{name} not: {reason}" for selection in selections for name, reason in selection.declined
+    )
+    served = ", ".join(f"{count} by {name}" for name, count in counts.most_common())
+    return [Choice(name="ops", value=served, reason="; ".join(reasons) or "headrace doctor --ops lists them")]
 
 
 def _log(built: Built) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import PluginError
+from ..errors import ConfigError, PluginError, Unsupported
 from ..platform import OpContext, OpProvider
 from ..suggest import did_you_mean
 from . import attention, elementwise, moe, norm, packed, ragged, rope, sampling, state, transfer
@@ -112,13 +112,15 @@ def op_names() -> tuple[str, ...]:
 
 
 def select_ops(
-    providers: Iterable[OpProvider], context: OpContext, *, last_resort: str = DEFINITION
+    providers: Iterable[OpProvider], context: OpContext, *, last_resort: str = DEFINITION, wishes: str = ""
 ) -> tuple[OpTable, tuple[Selection, ...]]:
     """Choose a provider for each op: the highest priority that does not decline; families go together.
 
-    last_resort names the definitions in the report. Raises PluginError if a provider names an unknown op.
+    last_resort names the definitions in the report. wishes: the option op_providers; names of those that come first
+    and may not decline, and with - before them of those that are left out. Raises PluginError if a provider names an
+    unknown op, ConfigError for a wish that names none, Unsupported if a wished one declines.
     """
-    ranked = sorted(providers, key=lambda provider: -provider.priority)
+    ranked, insisted = _ranked(list(providers), [wish.strip() for wish in wishes.split(",") if wish.strip()])
     for provider in ranked:
         for name in provider.ops:
             if name not in op_names():
@@ -129,11 +131,32 @@ def select_ops(
     report: dict[str, Selection] = {}
     for unit in _units():
         chosen, declined = _choose(unit, ranked, context)
+        for name, reason in declined:
+            if name in insisted:
+                raise Unsupported(
+                    f"op provider {name} cannot serve {', '.join(unit)}: {reason}",
+                    remedies=[f"op_providers without {name}", "headrace doctor --ops"],
+                )
         for op in unit:
             if chosen is not None:
                 overrides[op] = adapt(op, chosen.name, chosen.ops[op], getattr(OpTable, op))
             report[op] = Selection(op=op, provider=chosen.name if chosen else last_resort, declined=declined)
     return OpTable(overrides), tuple(report[op] for op in op_names())
+
+
+def _ranked(providers: list[OpProvider], wishes: Sequence[str]) -> tuple[list[OpProvider], set[str]]:
+    """Providers by rank without those that are left out, and the names of those that are insisted on."""
+    known = [provider.name for provider in providers]
+    for wish in wishes:
+        if wish.removeprefix("-") not in known:
+            raise ConfigError(
+                f"op_providers names {wish.removeprefix('-')!r}, which is not offered for this device"
+                f"{did_you_mean(wish.removeprefix('-'), known)}; offered are {', '.join(known) or 'none'}",
+                remedies=["headrace doctor --ops"],
+            )
+    insisted = {wish for wish in wishes if not wish.startswith("-")}
+    kept = [provider for provider in providers if f"-{provider.name}" not in wishes]
+    return sorted(kept, key=lambda provider: (provider.name not in insisted, -provider.priority)), insisted
 
 
 def _units() -> list[tuple[str, ...]]:

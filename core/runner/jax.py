@@ -104,7 +104,8 @@ class JaxRunner(BucketedRunner):
         context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
         experts = {"grouped_experts": sharded_experts(device.mesh)} if device.mesh.size > 1 else {}
         stock = OpProvider(name=NAME, priority=0, ops={**FUNCTIONS, **experts})
-        table, self.selections = select_ops((*device.providers(), *device.extra_providers, stock), context)
+        providers = (*device.providers(), *device.extra_providers, stock)
+        table, self.selections = select_ops(providers, context, wishes=config.engine.device.op_providers)
         self.ops = _bind(table, self.selections, device)
         self.buckets = Buckets(config, Grid())
         if any(selection.provider == DEFINITION for selection in self.selections):

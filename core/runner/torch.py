@@ -109,7 +109,7 @@ class TorchRunner(Runner):
             spec=config.spec, dtype=config.dtype, block_size=config.block_size, kv_dtype=config.kv_dtype
         )
         providers = (*device.providers(), *device.extra_providers)
-        table, self.selections = select_ops(providers, context)
+        table, self.selections = select_ops(providers, context, wishes=config.engine.device.op_providers)
         self.plain_ops = _bind_device(table, device.torch_device)
         self.ops: OpTable = _with_collectives(self.plain_ops, device)
         self._params: dict[str, Array] = {}

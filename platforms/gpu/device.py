@@ -17,7 +17,7 @@ from headrace.core.weights.quantize import Scheme
 
 from ..cpu.memory import host_memory
 from .packing import SCHEMES, packed_bytes
-from .provider import triton_provider
+from .provider import Libraries, gpu_providers
 from .runner import GpuRunner
 
 
@@ -27,7 +27,7 @@ class Vendor:
 
     name: the platform. torch_name: what torch calls the device type. emulated_arch: the architecture whose tuning
     the emulated device uses. reserve_bytes: what the driver and the libraries take later.
-    collectives: torch.distributed's name of the vendor's library.
+    collectives: torch.distributed's name of the vendor's library. libraries: op providers beside Triton's kernels.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Vendor:
     fix: str
     collectives: str
     reserve_bytes: int = 512 << 20
+    libraries: Libraries | None = None
 
 
 class GpuPlatform(Platform):
@@ -92,6 +93,7 @@ class GpuDevice(TorchDevice):
         caps = Caps(
             dtypes=dtypes,
             schemes=SCHEMES,
+            packs_experts=True,
             depth=1,
             capture="graph",
             shared_memory=self.is_emulated,
@@ -99,7 +101,9 @@ class GpuDevice(TorchDevice):
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self.collectives = "gloo" if self.is_emulated else vendor.collectives
-        self._provider, self._about = triton_provider(info.arch, interpreted=self.is_emulated)
+        self._providers, self._about = gpu_providers(
+            info.arch, interpreted=self.is_emulated, libraries=vendor.libraries
+        )
 
     def own_runner(self, config: RunnerConfig) -> TorchRunner:
         """A runner that records decodes; foreign code and what reads an encoder is not recorded."""
@@ -108,8 +112,8 @@ class GpuDevice(TorchDevice):
         return GpuRunner(config, self, None if self.is_emulated else self.module)
 
     def providers(self) -> Sequence[OpProvider]:
-        """Triton's kernels; the definitions, and so the vendor's matrix library, serve the rest."""
-        return (self._provider,)
+        """Triton's kernels and the vendor's libraries; the definitions, and so torch's products, serve the rest."""
+        return self._providers
 
     def packed_bytes(self, shape: tuple[int, ...], format: str | Scheme) -> int:
         """Bytes of a weight, to the byte."""

@@ -1,6 +1,6 @@
 """Triton's kernels as an op provider, beside the definitions that they share a memory layout with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,8 @@ from headrace.core.ops.sampling import keep_tokens
 from headrace.core.platform import OpContext, OpProvider
 from headrace.core.stages import Array
 
-from .packing import pack_linear
+from ..gaudi.ops import state_ops
+from .packing import pack_linear, pack_stacked
 
 if TYPE_CHECKING:
     from headrace.kernels.triton.ops import TritonOps
@@ -18,8 +19,14 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu")
 """What the activation kernel knows; the definition serves a model that asks for another."""
 
 
-def triton_provider(arch: str, *, interpreted: bool) -> tuple[OpProvider, Mapping[str, str]]:
-    """The provider for an architecture, and what the start log says of it. Imports triton."""
+Libraries = Callable[[OpProvider, "TritonOps", str], Sequence[OpProvider]]
+"""(Triton's provider, its kernels, architecture) -> providers of a vendor's libraries, which may share layouts."""
+
+
+def gpu_providers(
+    arch: str, *, interpreted: bool, libraries: Libraries | None = None
+) -> tuple[Sequence[OpProvider], Mapping[str, str]]:
+    """The providers for an architecture, and what the start log says of them. Imports triton."""
     from headrace.kernels.triton.ops import TritonOps
     from headrace.kernels.triton.tuning import tuning_for
 
@@ -30,14 +37,20 @@ def triton_provider(arch: str, *, interpreted: bool) -> tuple[OpProvider, Mappin
         "new_kv_cache": OpTable.new_kv_cache,
         "pack_linear": partial(pack_linear, float8=tuning.float8),
         "linear": _Linear(kernels),
-        "pack_stacked": OpTable.pack_stacked,
-        "absorb_keys": OpTable.absorb_keys,
-        "expand_values": OpTable.expand_values,
+        "pack_stacked": partial(pack_stacked, float8=tuning.float8),
+        "grouped_experts": _Experts(kernels),
+        "absorb_keys": _Heads(OpTable.absorb_keys, kernels.absorb_keys),
+        "expand_values": _Heads(OpTable.expand_values, kernels.expand_values),
         "paged_attention": _Attention(kernels),
         "sample": _Sample(kernels),
     }
     about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
-    return OpProvider(name="triton", ops=ops, declines=_declines), about
+    triton = OpProvider(name="triton", ops=ops, declines=_declines)
+    states = OpProvider(name="torch-static", priority=45, ops=state_ops())
+    others = () if libraries is None or interpreted else libraries(triton, kernels, arch)
+    if others:
+        about["libraries"] = " ".join(provider.name for provider in others)
+    return (triton, states, *others), about
 
 
 class _Linear:
@@ -52,6 +65,30 @@ class _Linear:
         if isinstance(weight, torch.Tensor):
             return OpTable.linear(x, weight, bias)
         return self._kernels.quantized_linear(x, weight, bias)
+
+
+class _Experts:
+    """`grouped_experts`: the kernels have gates; experts without are the definition's."""
+
+    def __init__(self, kernels: "TritonOps") -> None:
+        self._kernels = kernels
+
+    def __call__(self, *arrays: Array, gated: bool = True, **options: Any) -> Array:
+        serve = self._kernels.grouped_experts if gated else OpTable.grouped_experts
+        return serve(*arrays, gated=gated, **options)
+
+
+class _Heads:
+    """A product with the heads of latent attention: a kernel for weights in codes, torch's for dense ones."""
+
+    def __init__(self, dense: Callable[..., Array], quantized: Callable[..., Array]) -> None:
+        self._dense, self._quantized = dense, quantized
+
+    def __call__(self, x: Array, weight: Array, **options: Any) -> Array:
+        import torch
+
+        serve = self._dense if isinstance(weight, torch.Tensor) else self._quantized
+        return serve(x, weight, **options)
 
 
 class _Attention:

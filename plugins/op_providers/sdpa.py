@@ -1,6 +1,7 @@
 """Attention through torch's fused scaled_dot_product_attention; paged, all decoding requests in one call.
 
-For the cpu platform, whose definition loops over requests. Declines what the fused kernel has no argument for.
+For the cpu platform, whose definition loops over requests; on GPUs for encoders, whose kernels are flash attention.
+Declines what the fused kernel has no argument for.
 """
 
 from collections.abc import Sequence
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
     import torch
 
 PLATFORMS = ("cpu",)
+GPUS = ("cuda", "rocm", "xpu")
 
 
 @hookimpl
 def headrace_op_providers(platform: str, device: DeviceInfo) -> Sequence[OpProvider]:
-    """The fused attention for platforms whose arrays are torch tensors in host memory."""
+    """The fused attention for platforms whose arrays are torch tensors."""
+    if platform in GPUS:
+        ops = {"encoder_attention": encoder_attention}
+        return (OpProvider(name="torch-sdpa", priority=40, ops=ops, declines=_declines),)
     if platform not in PLATFORMS:
         return ()
     return (
@@ -118,10 +123,13 @@ def encoder_attention(
     softcap: float = 0.0,
     max_query_len: int = 0,
 ) -> Array:
-    """As the declaration in core/ops says, without softcap and relative bias; one request after another."""
+    """As the declaration in core/ops says, one request after another; softcap and bias by distance, which the fused
+    kernel lacks, go to the definition."""
     import torch
 
-    assert not softcap and relative_bias is None, "declined at selection"
+    if softcap or relative_bias is not None:
+        arrays = (query, key, value, query_start_loc, relative_bias)
+        return OpTable.encoder_attention(*arrays, scale=scale, window=window, softcap=softcap)
     out = torch.empty_like(query)
     starts = query_start_loc.tolist()
     for begin, end in zip(starts, starts[1:], strict=False):
