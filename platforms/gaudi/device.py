@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import KV_DTYPES, EngineConfig
 from headrace.core.devices import EMULATED, rank_devices
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
@@ -77,6 +77,7 @@ class GaudiDevice(TorchDevice):
         self.collectives = "gloo" if bridge is None else "hccl"
         caps = Caps(
             dtypes=("float32", "bfloat16") if bridge is None else ("bfloat16", "float32"),
+            kv_dtypes=KV_DTYPES,
             depth=1,
             capture="graph",
             bucketed=True,

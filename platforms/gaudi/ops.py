@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.core.config import KV_DTYPES
 from headrace.core.ops import OpTable
 from headrace.core.ops.attention import distance_buckets
 from headrace.core.ops.elementwise import activate
@@ -23,6 +24,7 @@ def static_provider() -> OpProvider:
     """Every op whose definition looks at a value or counts in 64 bits."""
     return OpProvider(
         name="torch-static",
+        kv_dtypes=KV_DTYPES,
         ops={
             "new_kv_cache": OpTable.new_kv_cache,
             "write_kv": OpTable.write_kv,

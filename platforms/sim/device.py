@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import KV_DTYPES, EngineConfig
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, Memory, OpProvider, Platform, Status
@@ -34,7 +34,8 @@ class SimDevice(TorchDevice):
 
         self._counts = tensor.COUNTS
         features = frozenset(FEATURES) - {"foreign_code"}  # it reads values on the host
-        caps = Caps(dtypes=("float32", "bfloat16", "float16"), shared_memory=True, features=features)
+        dtypes = ("float32", "bfloat16", "float16")
+        caps = Caps(dtypes=dtypes, kv_dtypes=KV_DTYPES, shared_memory=True, features=features)
         super().__init__(info=sim_info(), caps=caps, torch_device=f"{tensor.NAME}:0")
 
     def memory(self) -> Memory:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,9 @@ from headrace.platforms.gaudi.ops import static_provider
 CHECKS = (
     "attention.window_softcap.bfloat16",
     "attention.sinks.float32",
+    "attention.int8_cache.float32",
+    "ops.selective_scan.float32",
+    "ops.gated_delta.float32",
     "model.batch",
     "model.seeds",
     "model.run_ahead",
@@ -45,6 +49,15 @@ def emulated() -> Device:
 def test_conformance(check: str) -> None:
     result = run_check(all_checks()[check], Subject(emulated(), load_plugins()))
     assert result.outcome == "passed", result.detail
+
+
+def test_a_cache_of_integers_gives_the_references_tokens() -> None:
+    config = replace(tiny_config(tiny_spec(window=24)), kv_dtype="int8")
+    found = []
+    for device in (emulated(), open_device(EngineConfig(device=DeviceConfig(device="reference", threads=1)))):
+        driver = Driver(load_runner(device, config), config)
+        found.append(driver.generate([7 * i % 211 for i in range(40)], 8))
+    assert found[0] == found[1]
 
 
 def test_nothing_is_recorded_after_warmup() -> None:
