@@ -232,7 +232,8 @@ def test_experts_of_quantized_weights(name: str, float8: Any) -> None:
         experts[: num_tokens // 2, 0] = num_experts  # of another rank
         for options in ({"scale_input": True}, {"clamp": 0.8}) if num_tokens == 3 else ({},):
             given = biases if options.get("clamp") else (None, None)
-            got = ops.grouped_experts(x, weights, experts, *packed, *given, partial=True, **options)
+            up_weight, down_weight = packed
+            got = ops.grouped_experts(x, weights, experts, up_weight, down_weight, *given, partial=True, **options)
             want = torch.zeros(num_tokens, hidden, dtype=torch.float64)
             met = met_by(packed[0], x, ops)
             for token, expert, factor in (
