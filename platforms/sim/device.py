@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from headrace.core.config import KV_DTYPES, EngineConfig
+from headrace.core.devices import AUTO
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, Memory, OpProvider, Platform, Status
@@ -23,15 +24,17 @@ class SimPlatform(Platform):
         probe = detect()
         if probe.status != Status.OK:
             raise DeviceUnavailable(f"device sim cannot be used: {probe.reason}", remedies=[probe.fix])
-        return SimDevice()
+        size = config.device.tensor_parallel_size
+        return SimDevice(ranks=() if size in (AUTO, 1) else ("sim",) * int(size))
 
 
 class SimDevice(TorchDevice):
     """Real numbers in host memory behind a device of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Sequence[str] = ()) -> None:
         from . import tensor
 
+        self.ranks = ranks
         self._counts = tensor.COUNTS
         features = frozenset(FEATURES) - {"foreign_code"}  # it reads values on the host
         dtypes = ("float32", "bfloat16", "float16")

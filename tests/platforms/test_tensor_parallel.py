@@ -58,6 +58,7 @@ def cut_runner(spec: ModelSpec, device: str = "reference", tp_size: int = 2) -> 
     [
         *(pytest.param("reference", name, marks=[] if name == "qwen2_moe" else [pytest.mark.slow]) for name in CASES),
         *(pytest.param("gaudi:emulated", name, marks=[pytest.mark.slow]) for name in ("gpt_oss", "deepseek_v3")),
+        pytest.param("sim", "deepseek_v3", marks=[pytest.mark.slow]),
         *(
             pytest.param("cuda:emulated", name, marks=[pytest.mark.slow, *TRITON])
             for name in ("gpt_oss", "gpt_bigcode")
@@ -70,6 +71,18 @@ def test_two_ranks_give_the_tokens_of_transformers(device: str, name: str, tmp_p
     with LLM(str(tmp_path), device=device, tensor_parallel_size=2, **OPTIONS) as llm:
         outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
     assert [output.outputs[0].token_ids for output in outputs] == [greedy_tokens(model, p, 8) for p in PROMPTS]
+
+
+@pytest.mark.slow
+def test_a_cache_of_integers_is_cut_by_heads() -> None:
+    found = []
+    for tp_size in (1, 2):
+        engine = EngineConfig(device=DeviceConfig(device="reference", tensor_parallel_size=tp_size, threads=1))
+        config = dataclasses.replace(tiny_config(tiny_spec()), engine=engine, kv_dtype="int8")
+        driver = Driver(load_runner(open_device(engine), config), config)
+        found.append(driver.generate(PROMPTS[1], 12))
+        driver.runner.close()
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int8-channel"])
