@@ -126,7 +126,8 @@ def packed_bytes(shape: tuple[int, ...], format: str | Scheme) -> int:
     if isinstance(format, str):
         return rows * row_bytes(format, cols)
     if format.name in ("int8", "fp8"):
-        return rows * (cols + (2 * cols // format.group if format.group else 4))
+        scale_bytes = 2 if format.name == "int8" and format.group else 4
+        return rows * (cols + scale_bytes * (cols // (format.group or cols)))
     return rows * (cols * format.bits // 8 + -(-cols // format.group) * (2 if format.is_symmetric else 4))
 
 

@@ -1,6 +1,6 @@
 """float8 with a scale for each block of 128 x 128 (DeepSeek-V3), for each output, or for the whole weight."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ def check(config: Mapping[str, Any]) -> str:
 
 def scheme(config: Mapping[str, Any]) -> Scheme | None:
     """A scale for each run of columns, or for each output."""
-    block = config.get("weight_block_size") or ()
+    block: Sequence[int] = config.get("weight_block_size") or ()
     return Scheme(name="fp8", group=block[1]) if len(block) == 2 else FP8
 
 
