@@ -27,6 +27,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
     relative_bias: torch.Tensor | None = None,
+    reach: torch.Tensor | None = None,
     causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
@@ -90,7 +91,10 @@ def paged_attention(
         if relative_bias is not None:
             rows = buckets(q_pos[:, :, None] - k_pos, len(relative_bias))
             scores = scores + relative_bias.to(wide)[rows].permute(0, 3, 1, 2).view(scores.shape)
-        hidden = ((distance > 0) & causal) | ~alive[:, None, None, None, :]
+        ahead = (distance > 0) & causal
+        if reach is not None:
+            ahead = ahead & (k_pos >= reach[token][:, :, None])[:, None, None]
+        hidden = ahead | ~alive[:, None, None, None, :]
         if window:
             hidden = hidden | (distance <= -window)
         scores = scores.masked_fill(hidden, float("-inf"))

@@ -22,8 +22,8 @@ from headrace.core.runner.torch_graphs import GraphRunner, OperationList, Record
 from headrace.core.stages import Array, IntArray, StepOutput
 
 from ..cpu.memory import host_memory
+from ..static.ops import static_provider
 from .detect import BRIDGE, FIX
-from .ops import static_provider
 
 GRID = Grid(num_reqs=4, num_tokens=4, width=4, smallest_width=16, few_reqs=True)
 """Attention computes the whole width of a table, so sizes are closer together than where it stops early."""

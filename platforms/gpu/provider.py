@@ -9,7 +9,7 @@ from headrace.core.ops.sampling import keep_tokens
 from headrace.core.platform import OpContext, OpProvider
 from headrace.core.stages import Array
 
-from ..gaudi.ops import state_ops
+from ..static.ops import state_ops
 from .packing import pack_linear, pack_stacked
 
 if TYPE_CHECKING:

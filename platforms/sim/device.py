@@ -10,7 +10,7 @@ from headrace.core.platform import Caps, Device, Memory, OpProvider, Platform, S
 from headrace.core.runner.torch import TorchDevice
 
 from ..cpu.memory import host_memory
-from ..gaudi.ops import static_provider
+from ..static.ops import static_provider
 from .detect import detect, sim_info
 
 

@@ -25,7 +25,7 @@ from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import Subject
 from headrace.platforms.gaudi import detect
 from headrace.platforms.gaudi.device import GaudiPlatform, HpuGraphs
-from headrace.platforms.gaudi.ops import static_provider
+from headrace.platforms.static.ops import static_provider
 
 CHECKS = (
     "attention.window_softcap.bfloat16",

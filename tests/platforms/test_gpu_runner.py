@@ -16,8 +16,8 @@ from headrace.core.runner.torch import TorchDevice, TorchRunner
 from headrace.core.runner.torch_graphs import Notes
 from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
 from headrace.core.stages import IntArray
-from headrace.platforms.gaudi.ops import static_provider
 from headrace.platforms.gpu.runner import GRID, GpuRunner
+from headrace.platforms.static.ops import static_provider
 
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1])
 

@@ -1,4 +1,4 @@
-"""Ops of static shapes in plain torch, which Gaudi's compiler fuses: what the definitions compute value by value."""
+"""Ops of static shapes in plain torch, which a compiler can fuse: what the definitions compute value by value."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,0 +1,1 @@
+"""Ops of static shapes, for devices under torch that record steps or wait badly."""
