@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_a_step_is_what_the_device_fills_unless_it_is_said(tmp_path: Path) -> No
     """A sliding group keeps the tokens of one step beside its window."""
     _save_config(tmp_path, "gemma2", sliding_window=32)
 
-    def need(step_tokens: int = 2048, **options: object) -> int:
+    def need(step_tokens: int = 2048, **options: Any) -> int:
         caps = Caps(dtypes=("float32",), step_tokens=step_tokens)
         return _plan(tmp_path, max_model_len=200, caps=caps, **options).request_bytes
 
