@@ -1,5 +1,6 @@
 """The Python API: a model in the caller's process."""
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from .audio.decode import read_audio
 from .audio.whisper import Answer, Transcriber, Transcription, TranscriptionParams
+from .beam_search import Beam, BeamSearch, BeamSearchParams, read_beam_search
 from .config import EngineConfig
 from .engine.build import Built, build_engine
 from .engine.engine import Engine
@@ -19,7 +21,8 @@ from .pooling.outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
 from .pooling.params import PoolingParams
 from .pooling.tasks import PoolingRequest, TextInput
 from .sampling.params import SamplingParams
-from .stages import FloatArray, RequestOutput
+from .sampling.validate import MAX_LOGPROBS
+from .stages import CompletionOutput, FloatArray, RequestOutput
 from .text.chat import ChatTemplate
 from .text.seq2seq import PreparedPrompt, prepare_seq2seq
 from .text.tokenizer import Tokenizer
@@ -166,6 +169,33 @@ class LLM:
             raise RequestError("there is no message to answer", code="empty_prompt")
         many: Any = [messages] if isinstance(messages[0], Mapping) else messages
         return self._run(many, lambda each: self._chat_tokens(each, **template_options), sampling_params)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
+    ) -> list[list[CompletionOutput]]:
+        """The likeliest completions of each prompt, the best first; without params as the checkpoint's
+        generation_config.json says (num_beams, ...). Each step is one of the engine, which shares what beams have in
+        common. Raises RequestError.
+        """
+        many: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
+        defaults = self.built.defaults
+        params = params or read_beam_search(defaults.generation)
+        banned = [token for token, bias in defaults.sampling_params.logit_bias.items() if bias == float("-inf")]
+        prepared = [self._tokens(prompt) for prompt in many]
+        forced = defaults.decoder_start.forced_token_id if defaults.decoder_start is not None else -1
+        searches = [
+            BeamSearch(params, each.token_ids, defaults.eos_token_ids, banned, int(each.token_ids[1:] == [forced]))
+            for each in prepared
+        ]
+        if (count := max((search.num_candidates for search in searches), default=0)) > MAX_LOGPROBS:
+            raise RequestError(
+                f"beams of {params.beam_width} and {len(defaults.eos_token_ids)} tokens that end a text are {count} "
+                f"candidates a step, and {MAX_LOGPROBS} are served",
+                remedies=["a smaller beam_width"],
+            )
+        while open_ones := [pair for pair in zip(prepared, searches, strict=True) if not pair[1].is_done]:
+            self._extend_beams(open_ones)
+        return [[self._completion(i, beam) for i, beam in enumerate(search.ended)] for search in searches]
 
     def stream(
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
@@ -375,6 +405,30 @@ class LLM:
                 self._latest.pop(request_id, None)
             raise
         return [finished[request_id] for request_id in ids]
+
+    def _extend_beams(self, searches: Sequence[tuple[PreparedPrompt, BeamSearch]]) -> None:
+        """One step of all these searches."""
+        count = min(max(search.num_logprobs for _, search in searches), MAX_LOGPROBS)
+        params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=count, detokenize=False)
+        rows = [
+            dataclasses.replace(prompt, token_ids=[*prompt.token_ids, *beam.token_ids])
+            for prompt, search in searches
+            for beam in search.open
+        ]
+        answers = iter(self._run(rows, lambda prompt: prompt, params))
+        for _, search in searches:
+            found = [next(answers).outputs[0].logprobs or [{}] for _ in search.open]
+            search.advance([{token: entry.logprob for token, entry in row[0].items()} for row in found])
+
+    def _completion(self, index: int, beam: Beam) -> CompletionOutput:
+        ids, tokenizer = list(beam.token_ids), self.built.tokenizer
+        return CompletionOutput(
+            index=index,
+            text=tokenizer.decode(ids) if tokenizer is not None else "",
+            token_ids=ids,
+            cumulative_logprob=beam.logprob,
+            finish_reason="stop" if beam.has_stopped else "length",
+        )
 
     def _prepare(self, texts: TextInput | Sequence[TextInput], params: PoolingParams) -> list[PoolingRequest]:
         """Tokens of all texts; all are checked before any runs."""

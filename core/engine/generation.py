@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ class GenerationDefaults:
     eos_token_ids: tuple[int, ...]
     decoder_start: DecoderStart | None = None
     """how the decoder of an encoder-decoder model begins"""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """generation_config.json, and what older config.json say of it"""
 
 
 def generation_defaults(
@@ -39,7 +41,9 @@ def generation_defaults(
     start = read_decoder_start(config, data) if has_encoder else None
     if not data.get("do_sample", False):
         greedy = SamplingParams(temperature=0.0, logit_bias=_banned(data, config) if start is not None else {})
-        return GenerationDefaults(sampling_params=greedy, eos_token_ids=tuple(ids), decoder_start=start)
+        return GenerationDefaults(
+            sampling_params=greedy, eos_token_ids=tuple(ids), decoder_start=start, generation=_beams(data, config)
+        )
     params = SamplingParams(
         temperature=_number(data, "temperature", 1.0),
         top_p=_number(data, "top_p", 1.0),
@@ -47,7 +51,18 @@ def generation_defaults(
         min_p=_number(data, "min_p", 0.0),
         repetition_penalty=_number(data, "repetition_penalty", 1.0),
     )
-    return GenerationDefaults(sampling_params=params, eos_token_ids=tuple(ids), decoder_start=start)
+    return GenerationDefaults(
+        sampling_params=params, eos_token_ids=tuple(ids), decoder_start=start, generation=_beams(data, config)
+    )
+
+
+def _beams(data: Mapping[str, Any], config: HFConfig) -> Mapping[str, Any]:
+    """What a search of beams goes by, from generation_config.json before config.json."""
+    names = (
+        "num_beams", "max_new_tokens", "max_length", "length_penalty", "early_stopping", "no_repeat_ngram_size",
+        "forced_eos_token_id",
+    )  # fmt: skip
+    return {name: data[name] if name in data else config.get(name) for name in names}
 
 
 def _banned(data: Mapping[str, Any], config: HFConfig) -> dict[int, float]:

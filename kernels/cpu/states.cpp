@@ -55,6 +55,10 @@ void conv_for(const ConvArgs &args, const Context &context) {
         case 2: return conv_of<T, 2>(args, context);
         case 3: return conv_of<T, 3>(args, context);
         case 4: return conv_of<T, 4>(args, context);
+        case 5: return conv_of<T, 5>(args, context);
+        case 6: return conv_of<T, 6>(args, context);
+        case 7: return conv_of<T, 7>(args, context);
+        case 8: return conv_of<T, 8>(args, context);
     }
 }
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "BeamSearchParams",
     "CompletionOutput",
     "HeadraceError",
     "Logprob",
@@ -18,6 +19,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .core.audio.whisper import TranscriptionParams
+    from .core.beam_search import BeamSearchParams
     from .core.errors import HeadraceError
     from .core.llm import LLM
     from .core.pooling.params import PoolingParams
@@ -28,6 +30,7 @@ else:
     # `import headrace` must stay cheap: each public name is imported when it is first used (PEP 562).
     _EXPORTS = {
         "LLM": ".core.llm",
+        "BeamSearchParams": ".core.beam_search",
         "SamplingParams": ".core.sampling.params",
         "PoolingParams": ".core.pooling.params",
         "RequestOutput": ".core.stages",

@@ -189,5 +189,5 @@ def test_slots_out_of_range_are_refused(kit: Any) -> None:
         tape.run([2], tables=[table + 3], slots=[good])
     with pytest.raises(ValueError, match=r"slot_mapping\[0\] is 3"):
         tape.run([2], tables=[table], slots=[good + 3])
-    with pytest.raises(ValueError, match="of 2 to 4 positions"):
-        tape.program.causal_conv(tape.value(4), tape.value(4), states, 0, [1.0] * 20, [], 5, True)
+    with pytest.raises(ValueError, match="of 2 to 8 positions"):
+        tape.program.causal_conv(tape.value(4), tape.value(4), states, 0, [1.0] * 36, [], 9, True)

@@ -29,7 +29,7 @@ from .values import (
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "softplus")
 TAKES_GAPS = ("absorb_keys", "concat", "rope", "split", "split_heads")
 """Ops that read heads as they lie; others read a copy of heads that have gaps between them."""
-MAX_CONV_WIDTH = 4
+MAX_CONV_WIDTH = 8
 
 
 class Tracer:
