@@ -261,6 +261,7 @@ def test_doctor_names_the_ops_that_have_a_native_form() -> None:
     assert list(served) == list(op_names())
     assert served["linear"].provider == "native"
     assert served["encoder_attention"].provider == "native"
-    assert served["place_rows"].provider == "definition"
-    assert "runs in torch" in dict(served["place_rows"].declined)["native"]
+    assert served["place_rows"].provider == "native"
+    assert served["store_rows"].provider == "definition"
+    assert "runs in torch" in dict(served["store_rows"].declined)["native"]
     assert {check.name: check.outcome for check in self_test(device)}["matmul"] == "passed"

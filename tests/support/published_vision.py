@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from published_recurrent import PUBLISHED_RECURRENT
 from published_wrappers import PUBLISHED_WRAPPERS
 
 Config = Mapping[str, Any]
@@ -175,4 +176,18 @@ PUBLISHED_VISION: Mapping[str, Config] = {
     "glm_4_5v": _with_images(
         "glm_4_5v", {**_GLM_TOWER, "model_type": "glm4v_moe", "intermediate_size": 10944}, image_token_id=151363,
     ),
+    "qwen3_5_27b": {
+        "model_type": "qwen3_5", "image_token_id": 248056, "tie_word_embeddings": False,
+        "text_config": PUBLISHED_RECURRENT["qwen3_5_27b"],
+        "vision_config": {
+            **_QWEN3_TOWER, "model_type": "qwen3_5", "deepstack_visual_indexes": [], "out_hidden_size": 5120,
+        },
+    },
+    "qwen3_5_35b_a3b": {
+        "model_type": "qwen3_5_moe", "image_token_id": 248056, "tie_word_embeddings": False,
+        "text_config": PUBLISHED_RECURRENT["qwen3_5_35b_a3b"],
+        "vision_config": {
+            **_QWEN3_TOWER, "model_type": "qwen3_5_moe", "deepstack_visual_indexes": [], "out_hidden_size": 2048,
+        },
+    },
 }  # fmt: skip

@@ -66,6 +66,18 @@ def test_wrong_data_is_named(folder: Path, data: Any, message: str) -> None:
             llm.generate({"prompt": "<image>", "multi_modal_data": data}, GREEDY)
 
 
+def test_on_the_cpu_the_language_model_behind_images_is_a_native_program(folder: Path) -> None:
+    prompts: Any = [
+        {"prompt": f"<image>{text}", "multi_modal_data": {"image": picture(1)}} for text in ("Yes", "No?")
+    ]
+    found = []
+    for device in ("reference", "cpu"):
+        with LLM(str(folder), **{**OPTIONS, "device": device}) as llm:
+            found.append([output.outputs[0].token_ids for output in llm.generate([*prompts, "Well"], GREEDY)])
+            runner = llm.built.engine.executor._runner.runner  # type: ignore[attr-defined]
+    assert type(runner).__name__ == "NativeRunner" and found[0] == found[1]
+
+
 def test_without_images_the_language_model_is_loaded_alone(folder: Path) -> None:
     with LLM(str(folder), **OPTIONS) as llm:
         want = llm.generate("The quick brown fox", GREEDY)[0].outputs[0].token_ids
