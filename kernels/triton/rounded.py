@@ -43,12 +43,14 @@ def round_rows_kernel(
 def multiply_codes(x, weight, total, FLOAT8: tl.constexpr, FNUZ: tl.constexpr, WIDE_DOT: tl.constexpr):
     """total + x @ weight, both in 8 bits: int32 of integers, float32 of float8."""
     if FLOAT8 and WIDE_DOT:
-        return tl.dot(float8_values(x, FNUZ), float8_values(weight, FNUZ), total, input_precision="ieee")
-    if FLOAT8 and FNUZ:
-        return tl.dot(x.to(tl.float8e4b8, bitcast=True), weight.to(tl.float8e4b8, bitcast=True), total)
-    if FLOAT8:
-        return tl.dot(x.to(tl.float8e4nv, bitcast=True), weight.to(tl.float8e4nv, bitcast=True), total)
-    return tl.dot(x, weight, total, out_dtype=tl.int32)
+        total = tl.dot(float8_values(x, FNUZ), float8_values(weight, FNUZ), total, input_precision="ieee")
+    elif FLOAT8 and FNUZ:
+        total = tl.dot(x.to(tl.float8e4b8, bitcast=True), weight.to(tl.float8e4b8, bitcast=True), total)
+    elif FLOAT8:
+        total = tl.dot(x.to(tl.float8e4nv, bitcast=True), weight.to(tl.float8e4nv, bitcast=True), total)
+    else:
+        total = tl.dot(x, weight, total, out_dtype=tl.int32)
+    return total
 
 
 @triton.jit
