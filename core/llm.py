@@ -6,12 +6,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 import numpy as np
 
-from .audio.decode import read_audio
-from .audio.whisper import Answer, Transcriber, Transcription, TranscriptionParams
 from .beam_search import Beam, BeamSearch, BeamSearchParams, read_beam_search
 from .config import EngineConfig
 from .engine.build import Built, build_engine
@@ -27,11 +25,12 @@ from .text.chat import ChatTemplate
 from .text.seq2seq import PreparedPrompt, prepare_seq2seq
 from .text.tokenizer import Tokenizer
 from .vision.images import take_images
-from .vision.processor import ImageReader
+
+if TYPE_CHECKING:  # what few models need is imported for them
+    from .audio.whisper import Answer, Transcription, TranscriptionParams
+    from .vision.processor import ImageReader
 
 logger = logging.getLogger(__name__)
-
-_LISTEN = TranscriptionParams()
 
 
 class TokensPrompt(TypedDict):
@@ -261,18 +260,21 @@ class LLM:
         return [tasks.similarity(firsts[i % len(firsts)], second) for i, second in enumerate(seconds)]
 
     def transcribe(
-        self, audio: AudioInput | Sequence[AudioInput], params: TranscriptionParams | None = None
-    ) -> list[Transcription]:
+        self, audio: AudioInput | Sequence[AudioInput], params: "TranscriptionParams | None" = None
+    ) -> "list[Transcription]":
         """The text of one recording or several: file, bytes of a file, or float samples at 16 kHz.
 
         Raises RequestError, with the code "not_supported" if the model does not listen.
         """
         model = self.built.whisper()
+        from .audio.decode import read_audio
+        from .audio.whisper import Transcriber, TranscriptionParams
+
+        params = params or TranscriptionParams()
         is_one = isinstance(audio, str | bytes | Path | np.ndarray)
         many: Sequence[Any] = [audio] if is_one else cast(Sequence[Any], audio)
         jobs = [
-            Transcriber(model, each if isinstance(each, np.ndarray) else read_audio(each), params or _LISTEN)
-            for each in many
+            Transcriber(model, each if isinstance(each, np.ndarray) else read_audio(each), params) for each in many
         ]
         asked = {n: job.ask() for n, job in enumerate(jobs)}
         answers: dict[int, dict[int, Answer]] = {}
@@ -516,7 +518,7 @@ class LLM:
         return request_id
 
     @property
-    def _images(self) -> ImageReader:
+    def _images(self) -> "ImageReader":
         if self._image_reader is None:
             self._image_reader = self.built.images()
         return self._image_reader
@@ -545,12 +547,14 @@ class LLM:
         return ChatTemplate(source, self.tokenizer.special_tokens)
 
 
-def _answer(output: RequestOutput) -> Answer:
+def _answer(output: RequestOutput) -> "Answer":
     """What Whisper's code wants to know of a request. Raises RequestError if it failed."""
     if output.error:
         raise RequestError(output.error)
     one = output.outputs[0]
     last = output.prompt_logprobs[-1] if output.prompt_logprobs else None
+    from .audio.whisper import Answer
+
     return Answer(
         token_ids=one.token_ids,
         logprobs=[entry[token].logprob for entry, token in zip(one.logprobs or (), one.token_ids, strict=False)],

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..audio.whisper import WhisperModel, read_whisper
 from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig
 from ..devices import open_device
@@ -46,7 +45,6 @@ from ..text.gguf_tokenizer import tokenizer_from_gguf
 from ..text.tokenizer import Tokenizer, load_tokenizer
 from ..units import format_bytes
 from ..vision.images import ImageLimits
-from ..vision.processor import ImageReader
 from ..weights.decoded import DecodedSource, kept_scheme
 from ..weights.dummy import DummyParams
 from ..weights.gguf import GGUFSource
@@ -78,6 +76,10 @@ from .resolve import (
     resolve_length,
     stored_bytes,
 )
+
+if TYPE_CHECKING:
+    from ..audio.whisper import WhisperModel
+    from ..vision.processor import ImageReader
 
 logger = logging.getLogger(__name__)
 
@@ -116,12 +118,14 @@ class Built:
     choices: tuple[Choice, ...]
     gaps: tuple[Gap, ...]
 
-    def images(self, limits: ImageLimits | None = None) -> ImageReader:
+    def images(self, limits: ImageLimits | None = None) -> "ImageReader":
         """What prepares prompts with images. Raises RequestError if the model reads none."""
         return read_images(self.model, self.tokenizer, limits or ImageLimits())
 
-    def whisper(self) -> WhisperModel:
+    def whisper(self) -> "WhisperModel":
         """What transcriptions need to know of the model. Raises RequestError if it does not listen."""
+        from ..audio.whisper import read_whisper
+
         model = self.model
         return read_whisper(model.spec, model.config, read_generation_config(model.folder), self.tokenizer)
 
@@ -205,10 +209,12 @@ def model_bytes(
     return sum(sizes.values()), sum(sizes.get(name, 0) for name in looked_up)
 
 
-def read_images(model: Model, tokenizer: Tokenizer | None, limits: ImageLimits) -> ImageReader:
+def read_images(model: Model, tokenizer: Tokenizer | None, limits: ImageLimits) -> "ImageReader":
     """What prepares prompts with images for a model. Raises RequestError if it reads none."""
     if model.spec.vision is None or model.folder is None:
         raise RequestError(f"{model.name} reads no images", code="not_supported")
+    from ..vision.processor import ImageReader
+
     return ImageReader(
         folder=model.folder,
         model_type=model.config.model_type,

@@ -113,7 +113,7 @@ def _read_vocabulary(metadata: Mapping[str, Any], default_ids: Mapping[str, int]
             )
     merges = None
     if _PREFIX + "merges" in metadata:
-        merges = [_split_merge(merge) for merge in _read_list(metadata, "merges")]
+        merges = _split_merges(_read_list(metadata, "merges"))
     named: dict[str, int] = {}
     for name, keys in _NAMES.items():
         stated = next((metadata[_PREFIX + key] for key in keys if metadata.get(_PREFIX + key) is not None), None)
@@ -134,6 +134,14 @@ def _read_list(metadata: Mapping[str, Any], key: str) -> list[Any]:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
         raise ModelError(f"the GGUF file's {_PREFIX + key} is no list")
     return value.tolist() if hasattr(value, "tolist") else list(value)
+
+
+def _split_merges(merges: list[Any]) -> list[tuple[str, str]]:
+    if all(isinstance(merge, str) and " " in merge for merge in merges):
+        pieces = " ".join(merges).split(" ")
+        if len(pieces) == 2 * len(merges) and "" not in pieces:  # one space in each: as a rule, and fast
+            return list(zip(pieces[::2], pieces[1::2], strict=True))
+    return [_split_merge(merge) for merge in merges]
 
 
 def _split_merge(merge: Any) -> tuple[str, str]:
@@ -175,10 +183,12 @@ def _build_byte_level(vocabulary: _Vocabulary) -> "tokenizers.Tokenizer":
     if vocabulary.merges is None:
         raise ModelError("the GGUF file's tokenizer is of kind 'gpt2' but tokenizer.ggml.merges is missing")
     pre = PRE_TOKENIZERS[_pre_tokenizer_name(vocabulary)]
-    spellings = [
-        token if kind in _MARKED else _byte_level_spelling(token)
-        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
-    ]
+    spellings = vocabulary.tokens
+    if not _BYTE_ALPHABET.issuperset("".join(spellings)):
+        spellings = [
+            token if kind in _MARKED else _byte_level_spelling(token)
+            for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        ]
     ids = _ids_by_token(spellings, vocabulary.tokens)
     backend = Tokenizer(_bpe(models.BPE, ids, vocabulary.merges, ignore_merges=pre.ignore_merges))
     backend.pre_tokenizer = pre_tokenizers.Sequence(
