@@ -364,6 +364,7 @@ class Delta:
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # runner
     pooled: FloatArray | None = None  # runner; the vector that the request asked for
     error: str = ""  # scheduler; why finish_reason is "error"
+    is_own_error: bool = False  # scheduler; True if what the request asked for cannot be done
 
 
 # ---- engine -> user ---------------------------------------------------------------------------------------
@@ -421,3 +422,4 @@ class RequestOutput:
     error: str = ""  # scheduler; why a finish_reason is "error"
     encoder_prompt: str | None = None  # llm; the text that the encoder read
     encoder_prompt_token_ids: list[int] | None = None  # llm
+    is_own_error: bool = False  # scheduler; True if the error is what the request asked for, not the engine's

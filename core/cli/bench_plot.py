@@ -52,6 +52,8 @@ def draw_serve(result: Mapping[str, Any], path: Path) -> None:
     for axes in (rate, first, between):
         axes.set_xticks(range(len(labels)), labels)
         axes.set_xlabel("requests a second" if is_rate else "requests at a time")
+        axes.margins(y=0.1)
+        axes.autoscale_view()
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
     figure.suptitle(" / ".join(dict.fromkeys(result["models"].values())), fontsize=11)

@@ -48,6 +48,7 @@ class _Group:
     finished_s: float | None = None
     pooled: FloatArray | None = None
     error: str = ""
+    is_own_error: bool = False
     gave_prompt: bool = False
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
@@ -161,7 +162,7 @@ class OutputProcessor:
     def _apply(self, group: _Group, completion: _Completion, delta: Delta, now_s: float) -> str | None:
         group.num_cached_tokens = max(group.num_cached_tokens, delta.num_cached_tokens)
         if delta.error:
-            group.error = delta.error
+            group.error, group.is_own_error = delta.error, delta.is_own_error
         if delta.pooled is not None:
             group.pooled = delta.pooled
         for entry in delta.prompt_logprobs:
@@ -234,6 +235,7 @@ class OutputProcessor:
             ),
             pooled=group.pooled,
             error=group.error,
+            is_own_error=group.is_own_error,
             encoder_prompt=group.encoder_prompt,
             encoder_prompt_token_ids=group.encoder_prompt_token_ids,
         )

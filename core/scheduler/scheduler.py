@@ -384,7 +384,7 @@ class Scheduler:
             if request.epoch != row.epoch:  # preempted, aborted or finished meanwhile
                 continue
             if index in result.failed:
-                self._end(request, "error", result.failed[index])
+                self._end(request, "error", result.failed[index], is_own_error=True)
                 continue
             reason: FinishReason | None = None
             if row.sample:
@@ -481,7 +481,7 @@ class Scheduler:
         self._waiting.add(request)
         self.num_preemptions += 1
 
-    def _end(self, request: Request, reason: FinishReason, error: str = "") -> None:
+    def _end(self, request: Request, reason: FinishReason, error: str = "", *, is_own_error: bool = False) -> None:
         """End a request outside of a commit; the next one, or take_deltas, tells it."""
         self._remove(request)
         self._deltas.append(
@@ -491,6 +491,7 @@ class Scheduler:
                 finish_reason=reason,
                 num_cached_tokens=max(0, request.num_cached_tokens),
                 error=error,
+                is_own_error=is_own_error,
             )
         )
 

@@ -286,6 +286,7 @@ def _output(output: RequestOutput) -> Output:
         prompt_logprobs=prompt_logprobs,
         scheduled_s=None if output.timings is None else output.timings.scheduled_s,
         error=output.error,
+        code="structured_output_failed" if output.is_own_error else "",
         pooled=None if output.pooled is None else output.pooled.astype("float32").tobytes(),
     )
 

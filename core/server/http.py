@@ -1,6 +1,7 @@
 """Reading requests and writing responses: JSON with a limit, streams of events, clients that leave or do not read."""
 
 import asyncio
+import gc
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ DONE = b"data: [DONE]\n\n"
 ABORT = "headrace.abort"
 """The extension of the ASGI scope under which the connection's abort() can be called."""
 PING = b": ping\n\n"
+_MAX_CONTAINERS = 1_000_000
 _BODY_S = 60.0
 _LEAST_BYTES_PER_S = 8192
 """A body has a minute, and longer for what has come of it at this speed."""
@@ -29,18 +31,32 @@ _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
 
 async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
-    """The body as a value of a msgspec type. Raises ApiError 400 or 413, or ClientGone."""
+    """The body as a value of a msgspec type. Raises ApiError 400, 408 or 413, or ClientGone."""
     body = await read_body(request, max_bytes)
+    _check_containers(body)
     decoder = _DECODERS.get(kind)
     if decoder is None:
         decoder = _DECODERS[kind] = msgspec.json.Decoder(kind)
+    collects = gc.isenabled()
+    gc.disable()  # new lists and objects would be gone through again and again, which takes longer than to read them
     try:
         value: T = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise invalid_fields(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    finally:
+        if collects:
+            gc.enable()
     return value
+
+
+def _check_containers(body: bytes) -> None:
+    """Raise ApiError for a body that would hold up the loop: reading JSON keeps the interpreter's lock, so that a
+    thread would not help, and each list or object takes as long as hundreds of bytes of text."""
+    if len(body) > _MAX_CONTAINERS and (count := body.count(b"[") + body.count(b"{")) > _MAX_CONTAINERS:
+        reason = f"the body has {count} lists and objects ([ and {{), of which {_MAX_CONTAINERS} may be"
+        raise ApiError(413, reason, code="body_too_large")
 
 
 def invalid_fields(error: msgspec.ValidationError) -> ApiError:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "tekken.json")
 """Files of tokenizers that exist only in their original form and must be converted."""
+_CHARS_OF_A_BEGINNING = 4096
+_CHARS_OF_A_TOKEN = 16
+"""A generous guess; a text with longer tokens is read again, further."""
+_TOKENS_AT_A_CUT = 64
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -90,8 +94,8 @@ class Tokenizer:
 
         max_tokens: if there are more, tokens are cut off the end of the longer text, special ones stay.
         """
-        first = self.backend.encode(_clean(text), add_special_tokens=False)
-        second = None if pair is None else self.backend.encode(_clean(pair), add_special_tokens=False)
+        first = self._encode_beginning(text, max_tokens)
+        second = None if pair is None else self._encode_beginning(pair, max_tokens)
         if max_tokens is not None:
             room = max(0, max_tokens - self.backend.num_special_tokens_to_add(pair is not None))
             lengths = _shorten(len(first.ids), 0 if second is None else len(second.ids), room)
@@ -132,6 +136,20 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it, or None."""
         return self.backend.token_to_id(token)
+
+    def _encode_beginning(self, text: str, num_tokens: int | None) -> Any:
+        """The encoding of a text; of one that is far longer, of a beginning that has many more tokens than these.
+
+        Where a text is cut changes its last tokens, not those before.
+        """
+        text = _clean(text)
+        length = len(text) if num_tokens is None else _CHARS_OF_A_BEGINNING + _CHARS_OF_A_TOKEN * num_tokens
+        while length < len(text):
+            found = self.backend.encode(text[:length], add_special_tokens=False)
+            if num_tokens is not None and len(found.ids) >= 2 * num_tokens + _TOKENS_AT_A_CUT:
+                return found
+            length *= 4  # of blanks, or of words that are one unknown token each
+        return self.backend.encode(text, add_special_tokens=False)
 
     def _find_bytes(self, token_id: int) -> bytes:
         piece = self.backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None

@@ -26,6 +26,9 @@ MAX_PROPERTIES = 1_000
 """Of one object: llguidance's time grows with the square (measured: 3,000 take 4 s, 10,000 more than a minute)."""
 _MAX_ERROR = 400
 _SCHEMA_IN_LARK = re.compile(r"%json\s*")
+_PATTERN_IN_LARK = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
+_MAX_PATTERNS = 50
+_COUNT = re.compile(r"\{\d")
 
 
 @hookimpl
@@ -53,13 +56,21 @@ class Compiler:
         # Verbose errors would repeat the whole grammar.
         limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=LEXER_FUEL)
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
-        # The first mask can take a hundred times as long as others, which share what it learned: not in a step.
-        first = matcher.deep_copy()
-        if not matcher.is_error():
-            first.compute_bitmask()
-        if first.is_error():
-            raise _wrong(params, first.get_error())
+        if reason := _failure(matcher):
+            raise _wrong(params, reason)
+        self._check_patterns(params, tokenizer)
         return CompiledGrammar(matcher, frozenset(tokenizer.eos_tokens))
+
+    def _check_patterns(self, params: StructuredOutputParams, tokenizer: "LLTokenizer") -> None:
+        """Raise RequestError for a pattern beyond llguidance's limits that comes behind the beginning."""
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=LEXER_FUEL)
+        for pattern in _counting_patterns(params):
+            matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_regex(pattern), log_level=0, limits=limits)
+            # One that is wrong by itself is none, or means something else in its place.
+            if not matcher.is_error() and (reason := _failure(matcher)):
+                raise _wrong(params, f"the pattern {pattern[:100]!r}: {reason}")
 
     def _load_tokenizer(self) -> "LLTokenizer":
         with self._lock:
@@ -92,12 +103,13 @@ class OutputMatcher:
         """row: int32 [ceil(vocab_size / 32)], contiguous. Raises PluginError if llguidance meets its limits."""
         assert row.flags.c_contiguous, "llguidance writes through a pointer"
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if self._matcher.is_error():
-            raise PluginError(f"structured output: {self._matcher.get_error()[:_MAX_ERROR]}")
+        self._check()
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """The first token that the grammar does not allow, and all behind it, are left out."""
+        """The first token that the grammar does not allow, and all behind it, are left out. Raises PluginError if
+        llguidance meets its limits."""
         count = self._matcher.try_consume_tokens(list(token_ids)) if not self._num_ends else 0
+        self._check()
         if count < len(token_ids) and token_ids[count] in self._end_token_ids and self._is_at_end():
             self._num_ends += 1
             count += 1
@@ -117,8 +129,32 @@ class OutputMatcher:
         if num_tokens > num_ends and not self._matcher.rollback(num_tokens - num_ends):
             raise PluginError(f"structured output cannot go back {num_tokens} tokens: {self._matcher.get_error()}")
 
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise PluginError(f"structured output: {_error(self._matcher)[:_MAX_ERROR]}")
+
     def _is_at_end(self) -> bool:
         return not self._num_ends and self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+def _failure(matcher: "LLMatcher") -> str:
+    """Why a grammar cannot be followed, "" if its first masks can be made.
+
+    The first mask can take a hundred times as long as others, which share what it learned: not in a step. What it
+    learned may have met a limit, which only the next one tells.
+    """
+    for _ in range(2):
+        first = matcher.deep_copy()
+        if not first.is_error():
+            first.compute_bitmask()
+            first.try_consume_tokens(first.compute_ff_tokens()[:1])
+        if first.is_error():
+            return _error(first)
+    return ""
+
+
+def _error(matcher: "LLMatcher") -> str:
+    return matcher.get_error().removesuffix("<non-verbose/>").strip()
 
 
 def _make_tokenizer(vocabulary: Vocabulary) -> "LLTokenizer":
@@ -217,6 +253,25 @@ def _json_grammar(schema: Any, params: StructuredOutputParams) -> str:
         return LLMatcher.grammar_from_json_schema(json.dumps({} if schema else {"enum": []}), overrides=options)
     except (TypeError, ValueError, RecursionError) as error:
         raise _wrong(params, str(error)) from error
+
+
+def _counting_patterns(params: StructuredOutputParams) -> list[str]:
+    """The patterns that repeat something so many times, of a schema that is known to be right, and of Lark; the
+    first of very many."""
+    texts: list[Any] = []
+    if params.kind == "grammar":
+        texts = _PATTERN_IN_LARK.findall(params.value)
+    elif params.kind == "json_schema":
+        left = [json.loads(params.value) if isinstance(params.value, str) else params.value]
+        while left:
+            value = left.pop()
+            if isinstance(value, Mapping):
+                texts += [value.get("pattern"), *(value.get("patternProperties") or ())]
+                left += value.values()
+            elif isinstance(value, list):
+                left += value
+    found = dict.fromkeys(text for text in texts if isinstance(text, str) and _COUNT.search(text))
+    return list(found)[:_MAX_PATTERNS]
 
 
 def _check_properties(schema: Any, params: StructuredOutputParams) -> None:

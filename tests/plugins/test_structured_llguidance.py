@@ -239,6 +239,47 @@ def test_grammars_that_would_cost_too_much_are_refused(kind: Any, value: Any, me
     assert time.perf_counter() - start < 5
 
 
+MANY = "a{1000000}"
+TOO_MANY: list[tuple[Any, Any]] = [
+    ("regex", MANY),
+    ("regex", "(a{1000}){1000}"),
+    ("json_schema", {"type": "string", "pattern": MANY}),
+    ("json_schema", {"properties": {"n": {"type": "integer"}, "a": {"type": "string", "pattern": MANY}}}),
+    ("json_schema", json.dumps({"anyOf": [{"type": "null"}, {"items": {"type": "string", "pattern": MANY}}]})),
+    ("grammar", f"start: /{MANY}/"),
+    ("grammar", f'start: "x" | "y" A\nA: /{MANY}/'),
+    ("grammar", 'start: "a"{1000000}'),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), TOO_MANY)
+def test_what_llguidance_cannot_follow_is_known_when_it_is_compiled(kind: Any, value: Any) -> None:
+    with pytest.raises(RequestError, match=r"too many expressions constructed$|Too many items") as caught:
+        plugin.Compiler(VOCABULARIES["byte_level"]).compile(StructuredOutputParams(kind=kind, value=value))
+    assert caught.value.code == "invalid_structured_output"
+
+
+LARGE: list[tuple[Any, Any]] = [
+    ("regex", "a{2000}"),
+    ("regex", "[a-z]{1000000}"),
+    ("json_schema", {"type": "string", "minLength": 100_000, "maxLength": 1_000_000}),
+    ("json_schema", {"type": "array", "items": {"type": "integer"}, "minItems": 1_000, "maxItems": 1_000_000}),
+    ("json_schema", {"type": "object", "properties": {"pattern": {"type": "string"}}, "default": {"pattern": "a{2"}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), LARGE)
+def test_large_counts_are_followed(kind: Any, value: Any) -> None:
+    vocabulary = VOCABULARIES["byte_level"]
+    matcher = plugin.Compiler(vocabulary).compile(StructuredOutputParams(kind=kind, value=value)).new_matcher()
+    for _ in range(100):
+        token = min(set(allowed(matcher, vocabulary.vocab_size)) - {END}, default=END)
+        matcher.forced_token()
+        assert matcher.accept([token]) == 1
+        if token == END:
+            break
+
+
 def test_blanks_are_bounded() -> None:
     vocabulary = VOCABULARIES["byte_level"]
     matcher = plugin.Compiler(vocabulary).compile(StructuredOutputParams(kind="json_object")).new_matcher()

@@ -159,7 +159,12 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 f"tools[{index}] has the type {tool.get('type')!r:.100}; here the client runs all tools",
                 code="unsupported_parameter",
             )
-        function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+        schema = tool.get("input_schema")
+        if not isinstance(schema, Mapping):
+            raise RequestError(
+                f"tools[{index}] needs an input_schema: the JSON schema of its input, an object", code="invalid_tools"
+            )
+        function = {"name": tool.get("name"), "parameters": schema}
         function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
         found.append({"type": "function", "function": function})
     return found

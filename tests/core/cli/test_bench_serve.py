@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.cli import exits
+from headrace.core.cli import bench_plot, exits
 from headrace.core.cli.bench_client import Sample, Target
 from headrace.core.cli.bench_serve import (
     Goodput,
@@ -267,6 +267,23 @@ def test_files(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(ConfigError, match=reason):
             read_requests(file, select)
+
+
+def test_no_point_of_a_picture_is_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(bench_plot, "save_figure", lambda figure, path: drawn.append(figure))
+    levels = [
+        {
+            "concurrency": number, "rate": None, "output_tokens_per_s": 3.0 * number,
+            "ttft_ms": {"p50": number, "p95": 2 * number}, "itl_ms": {"p50": number, "p95": 5 * number},
+        }
+        for number in (1, 8, 32)
+    ]  # fmt: skip
+    bench_plot.draw_serve({"servers": {"headrace": levels}, "models": {"headrace": "tiny"}}, tmp_path / "a.png")
+    drawn[0].canvas.draw()
+    for axes, highest in zip(drawn[0].axes, (96, 64, 160), strict=True):
+        low, high = axes.get_ylim()
+        assert low == 0 and 1.04 * highest < high < 1.3 * highest
 
 
 @pytest.fixture(scope="module")

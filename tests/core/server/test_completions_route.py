@@ -162,6 +162,17 @@ def test_errors(
     assert response.headers["content-type"] == "application/json"
 
 
+def test_what_leaves_a_grammar_no_token_is_the_requests_fault(random_client: openai.OpenAI) -> None:
+    options: dict[str, Any] = dict(model="tiny", prompt="The dog", temperature=0, max_tokens=9)
+    form = {"structured_outputs": {"regex": "a{9}"}, "allowed_token_ids": [5]}
+    with pytest.raises(openai.BadRequestError, match="allowed_token_ids leaves no token") as caught:
+        random_client.completions.create(**options, extra_body=form)
+    assert caught.value.code == "structured_output_failed"
+    with pytest.raises(openai.BadRequestError, match="too many expressions") as caught:
+        random_client.completions.create(**options, extra_body={"guided_regex": "a{1000000}"}, stream=True)
+    assert caught.value.code == "invalid_structured_output"
+
+
 def test_the_best_of_many(random_client: openai.OpenAI) -> None:
     """They are those of the same n whose tokens are the most likely on average."""
     options: dict[str, Any] = dict(model="tiny", prompt=[PROMPT, "A"], max_tokens=8, temperature=2, seed=3)

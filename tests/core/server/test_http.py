@@ -1,8 +1,10 @@
 """Bodies that come too slowly, and requests whose headers do not end."""
 
 import asyncio
+import gc
 import json
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ from starlette.requests import Request
 
 from headrace.core.server import http
 from headrace.core.server.api_errors import ApiError
+from headrace.core.server.protocol.completions import CompletionRequest
 from live_server import LiveServer
 
 
@@ -38,6 +41,41 @@ def test_a_slow_body_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (error.value.status, error.value.code) == (408, "body_timeout")
     assert error.value.headers["Connection"] == "close"
     assert read([b"aaaa"] * 8, 0.1) == b"aaaa" * 8
+
+
+def decode(body: bytes) -> CompletionRequest:
+    """What read_json makes of a body."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    request = Request({"type": "http", "headers": []}, receive)
+    return asyncio.run(http.read_json(request, CompletionRequest, 2**25))
+
+
+@pytest.mark.parametrize("unit", [b"[]", b"{}"])
+def test_bodies_of_very_many_lists_are_refused_before_they_are_read(unit: bytes) -> None:
+    body = b'{"prompt": "x", "unknown": [%s]}' % b",".join([unit] * 1_000_000)
+    before_s = time.process_time()
+    with pytest.raises(ApiError, match=r"1000002 lists and objects .* of which 1000000") as error:
+        decode(body)
+    assert (error.value.status, error.value.code) == (413, "body_too_large")
+    assert time.process_time() - before_s < 0.5
+
+
+def test_no_garbage_is_collected_while_a_body_is_read() -> None:
+    rounds: list[Any] = []
+    gc.callbacks.append(lambda phase, info: rounds.append(phase))
+    try:
+        with pytest.raises(ApiError, match="not valid JSON"):
+            decode(b"{")
+        assert gc.isenabled()
+        gc.collect()
+        rounds.clear()
+        assert decode(b'{"prompt": [%s]}' % b",".join([b"[7]"] * 300_000)).prompt == [[7]] * 300_000
+        assert gc.isenabled() and len(rounds) < 500  # of two phases; there would be more than 300 collections
+    finally:
+        gc.callbacks.pop()
 
 
 def ask(server: LiveServer, *parts: bytes) -> bytes:

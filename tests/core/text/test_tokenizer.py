@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from headrace.core.errors import ModelError, RequestError
 from headrace.core.text.bad_words import bad_word_ids
 from headrace.core.text.tokenizer import Tokenizer, load_tokenizer
-from tiny_tokenizers import train_sentencepiece
+from tiny_tokenizers import train_byte_level, train_sentencepiece, train_wordpiece
 
 CONFIG = {"bos_token": "<|im_start|>", "eos_token": {"content": "<|im_end|>"}, "pad_token": "<|endoftext|>"}
 
@@ -109,6 +110,44 @@ def test_damaged_folders(tmp_path: Path, files: dict[str, str], message: str) ->
         load_tokenizer(tmp_path)
     with pytest.raises(ModelError, match="no folder"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+# ---- beginnings of long texts ------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["byte_level", "wordpiece"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the quick brown fox, " * 3_000,
+        " " * 50_000 + "the dog " * 3_000,
+        "a" * 60_000,
+        "supercalifragilistic" * 200 + " x" * 20_000,
+        "\u4f60\u597d" * 20_000,
+        "".join(chr(97 + (n * n // 7) % 26) + " " * (n % 11 == 0) for n in range(60_000)),
+    ],
+)
+def test_a_long_text_is_cut_as_tokenizers_cuts_it(kind: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"byte_level": train_byte_level, "wordpiece": train_wordpiece}[kind]
+    ours = Tokenizer(made())
+    theirs = tokenizers.Tokenizer.from_str(ours.backend.to_str())
+    for limit in (1, 7, 200):
+        theirs.enable_truncation(limit)
+        assert ours.encode_pair(text, max_tokens=limit)[0] == theirs.encode(text).ids
+    if len(set(text)) > 10 and not text.startswith(" "):
+        read: list[int] = []
+        backend = ours.backend
+
+        def encode(text: str, **options: Any) -> Any:
+            read.append(len(text))
+            return backend.encode(text, **options)
+
+        spy = SimpleNamespace(
+            encode=encode,
+            num_special_tokens_to_add=ours.backend.num_special_tokens_to_add,
+            post_process=ours.backend.post_process,
+        )
+        monkeypatch.setattr(ours, "backend", spy)
+        ours.encode_pair(text, max_tokens=7)
+        assert max(read) < 20_000
 
 
 # ---- bytes ------------------------------------------------------------------------------------------------
