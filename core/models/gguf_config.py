@@ -31,6 +31,8 @@ MODEL_TYPES: Mapping[str, str] = {
     "starcoder2": "starcoder2",
     "stablelm": "stablelm",
     "nemotron": "nemotron",
+    "phi2": "phi",
+    "glm4": "glm4",
 }
 """general.architecture -> model_type. Mistral and Mixtral ship as llama."""
 _MIXTURES = ("qwen2moe", "qwen3moe", "olmoe", "gpt-oss")
@@ -39,6 +41,7 @@ _LAYER_NORM_KEYS = {
     "starcoder2": "norm_epsilon",
     "stablelm": "layer_norm_eps",
     "nemotron": "norm_eps",
+    "phi2": "layer_norm_eps",
 }
 """config.json's name of the epsilon, of architectures with layer norms."""
 
@@ -141,12 +144,15 @@ def gguf_names(spec: ModelSpec) -> NameTable:
         # llama.cpp says ffn_up for Phi-3's gate and up in one.
         up = "mlp.gate_up_proj" if spec.layers[0].mlp.gated else "mlp.up_proj"
         projections = (("attn.qkv_proj", "attn_qkv", 0), (up, "ffn_up", 0))
+    if spec.model_type == "glm4":
+        projections = (*projections[:3], ("mlp.gate_up_proj", "ffn_up", 0))
     entries: dict[str, str | Stored] = {
         "embed_tokens.weight": "token_embd.weight",
         "embed_positions.weight": "position_embd.weight",
         "final_norm.weight": "output_norm.weight",
         "final_norm.bias": "output_norm.bias",
         "lm_head.weight": "output.weight",
+        "lm_head.bias": "output.bias",
     }
     for ours, theirs, num_heads in (*projections, *_PLAIN_NAMES):
         for leaf in ("weight", "bias"):
@@ -235,6 +241,8 @@ def _llama_like(arch: str, keys: HFConfig, tensor_names: Collection[str], read: 
     elif arch == "nemotron":
         values["attention_bias"] = "blk.0.attn_q.bias" in tensor_names
         values["mlp_bias"] = "blk.0.ffn_up.bias" in tensor_names
+    elif arch == "glm4":
+        values["attention_bias"] = "blk.0.attn_q.bias" in tensor_names
     elif arch == "qwen2moe":
         values["qkv_bias"] = "blk.0.attn_q.bias" in tensor_names
     elif arch == "gpt-oss":

@@ -69,7 +69,7 @@ GGUF_ARCHS: Mapping[str, str] = {
     "gemma3_text": "GEMMA3", "phi3": "PHI3", "gpt2": "GPT2", "olmo2": "OLMO2", "granite": "GRANITE",
     "mixtral": "LLAMA", "qwen2_moe": "QWEN2MOE", "qwen3_moe": "QWEN3MOE", "olmoe": "OLMOE", "gpt_oss": "GPT_OSS",
     "gemma": "GEMMA", "cohere": "COMMAND_R", "starcoder2": "STARCODER2",
-    "stablelm": "STABLELM", "nemotron": "NEMOTRON",
+    "stablelm": "STABLELM", "nemotron": "NEMOTRON", "phi": "PHI2", "glm4": "GLM4",
 }  # fmt: skip
 LAYER_NORM_KEYS = ("layer_norm_eps", "norm_epsilon", "norm_eps")
 GGUF_CASES = (
@@ -77,7 +77,7 @@ GGUF_CASES = (
     "gemma2_gguf", "gemma3_text_gguf", "phi3_window", "phi3_partial_longrope", "gpt2", "gpt2_inner",
     "olmo2", "olmo2_bias", "granite", "granite_biases", "mixtral", "mixtral_full", "qwen2_moe", "qwen3_moe_gguf",
     "olmoe", "gpt_oss", "gemma_gguf", "cohere_gguf", "cohere_qk_norm", "starcoder2", "starcoder2_window",
-    "stablelm", "nemotron", "nemotron_biases",
+    "stablelm", "nemotron", "nemotron_biases", "phi", "glm4",
 )  # fmt: skip
 _GEMMA_GGUF = {**GEMMA, "query_pre_attn_scalar": 24, "num_hidden_layers": 7}
 GGUF_ONLY_CASES = (
