@@ -174,6 +174,8 @@ def test_every_declared_parameter_has_a_name_of_the_architecture(arch: str) -> N
 
 
 def is_whole(arch: str, name: str) -> bool:
+    if arch == "glm4":
+        return "gate_up_proj" in name
     return arch in ("phi3", "gpt2") and ("qkv_proj" in name or "gate_up_proj" in name)
 
 
