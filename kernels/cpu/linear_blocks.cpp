@@ -11,11 +11,14 @@ namespace {
 constexpr int64_t kFewTokens = 3;  // at most so many share a pass over a panel without unpacking it
 constexpr int64_t kPrefetch = 4096;
 
+using Multiply = ByPairs;
+constexpr int kWordsPerQuad = Multiply::kWordsPerQuad;
+
 // One panel with kRows rows of x.
 template <Format format, class T, int kRows>
-INLINE void tile(const LinearArgs &args, const Group *x, int64_t num_groups, int64_t panel, int64_t token) {
+INLINE void tile(const LinearArgs &args, const Group<Multiply> *x, int64_t num_groups, int64_t panel, int64_t token) {
     constexpr BlockShape kShape = BlockShape::of(format);
-    constexpr int kSums = kShape.num_scales, kQuadsPerSum = kQuads / kSums, kTogether = quads_of_part(kShape);
+    constexpr int kSums = kShape.num_scales, kQuadsPerSum = kQuads / kSums, kTogether = Multiply::quads_of_part(kShape);
     const Weight &weight = args.weight;
     BlockReader<format> blocks(weight, weight.data + panel * weight.panel_bytes);
     const Target<T> target = target_of<T>(args, token, panel * kPanel);
@@ -28,26 +31,26 @@ INLINE void tile(const LinearArgs &args, const Group *x, int64_t num_groups, int
                 for (int v = 0; v < kVecs; ++v) sums[r][s][v] = I{} + x[r * num_groups + g].start[s];
         for (int first = 0; first < kQuads; first += kTogether) {
             const int s = first / kQuadsPerSum;
-            Part parts[kRows][kVecs];
+            Multiply::Part parts[kRows][kVecs];
             for (int r = 0; r < kRows; ++r)
-                for (int v = 0; v < kVecs; ++v) parts[r][v] = begin_part(sums[r][s][v]);
+                for (int v = 0; v < kVecs; ++v) parts[r][v] = Multiply::begin(sums[r][s][v]);
             for (int u = first; u < first + kTogether; ++u) {
                 if (kRows == 1) __builtin_prefetch(blocks.data + u * kPanel * 4 + kPrefetch);
                 for (int v = 0; v < kVecs; ++v) {
                     I words[kWordsPerQuad];
-                    read_quad<format>(blocks, u, v, words);
+                    read_quad<format, Multiply>(blocks, u, v, words);
                     for (int r = 0; r < kRows; ++r)
                         for (int i = 0; i < kWordsPerQuad; ++i)
-                            parts[r][v] = mac<kShape.bits>(parts[r][v], words[i],
-                                                           x[r * num_groups + g].words[u * kWordsPerQuad + i]);
+                            parts[r][v] = Multiply::mac<kShape.bits>(
+                                parts[r][v], words[i], x[r * num_groups + g].words[u * kWordsPerQuad + i]);
                 }
             }
             for (int r = 0; r < kRows; ++r)
-                for (int v = 0; v < kVecs; ++v) sums[r][s][v] = end_part(sums[r][s][v], parts[r][v]);
+                for (int v = 0; v < kVecs; ++v) sums[r][s][v] = Multiply::end(sums[r][s][v], parts[r][v]);
         }
         for (int r = 0; r < kRows; ++r)
             for (int v = 0; v < kVecs; ++v) {
-                const Group &group = x[r * num_groups + g];
+                const Group<Multiply> &group = x[r * num_groups + g];
                 for (int s = 0; s < kSums; ++s)
                     acc[r][v] = fma(to_float(sums[r][s][v]), blocks.scale[s][v] * splat(group.scale), acc[r][v]);
                 if constexpr (kShape.has_offset) acc[r][v] = fma(blocks.offset[v], splat(group.total), acc[r][v]);
@@ -63,7 +66,7 @@ struct Path {
     static void run(const LinearArgs &args, const Context &context) {
         if (args.num_tokens > kFewTokens) return linear_blocks_many(args, context);
         const int64_t num_groups = args.weight.padded_cols / kGroup;
-        auto *x = reinterpret_cast<Group *>(context.scratch);
+        auto *x = reinterpret_cast<Group<Multiply> *>(context.scratch);
         int64_t begin, end;
         share((args.weight.rows + kPanel - 1) / kPanel, context, &begin, &end);
         if (begin == end) return;
@@ -81,7 +84,7 @@ struct Path {
 }  // namespace
 
 size_t linear_blocks_scratch(const LinearArgs &args) {
-    const size_t few = static_cast<size_t>(kFewTokens * (args.weight.padded_cols / kGroup)) * sizeof(Group);
+    const size_t few = static_cast<size_t>(kFewTokens * (args.weight.padded_cols / kGroup)) * sizeof(Group<Multiply>);
     const size_t many = linear_blocks_many_scratch(args);
     return few > many ? few : many;
 }

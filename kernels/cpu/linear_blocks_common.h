@@ -15,32 +15,60 @@ namespace {
 constexpr int kVecs = kPanel / kLanes;
 constexpr int64_t kGroup = kPieceColumns;
 constexpr int kQuads = 8;  // quads of columns in a group
-#if defined(HEADRACE_HAS_DOT) || defined(HEADRACE_HAS_256)
-constexpr int kWordsPerQuad = 1;  // four int8
-#else
-constexpr int kWordsPerQuad = 2;  // two int16: columns 0 and 2 of the quad, then 1 and 3
-#endif
-#ifdef HEADRACE_HAS_256
-typedef S Part;  // of an integer sum: sums of pairs of columns
-#else
-typedef I Part;  // the sum itself
-#endif
 
-// Quads that a part may take before it joins the sum.
-constexpr int quads_of_part(BlockShape shape) {
-    const int all = kQuads / shape.num_scales;
-#ifdef HEADRACE_HAS_256
-    // A pair of products is at most 2 * 127 * (2^bits - 1), or 2 * 127 * 128 for signed integers.
-    const int fit = shape.bits == 8 ? 1 : (1 << 15) / (254 * ((1 << shape.bits) - 1));
-    return fit < all ? fit : all;
+// How integers are multiplied. Each has: kWordsPerQuad (of columns), Part (of an integer sum, as it begins, grows by the
+// products of a word, and ends), quads_of_part (quads that a part may take).
+
+struct ByWords {  // of four int8 with a dot product, else two of two int16: columns 0 and 2 of the quad, then 1 and 3
+#ifdef HEADRACE_HAS_DOT
+    static constexpr int kWordsPerQuad = 1;
 #else
-    return all;
+    static constexpr int kWordsPerQuad = 2;
 #endif
-}
+    using Part = I;
+    static constexpr int quads_of_part(BlockShape shape) { return kQuads / shape.num_scales; }
+    static INLINE Part begin(I sum) { return sum; }
+    template <int bits>
+    static INLINE Part mac(Part part, I w, uint32_t x) {
+#ifdef HEADRACE_HAS_DOT
+        return dot_u8_i8(part, w, splat_word(x));
+#else
+        return dot_i16(part, w, splat_word(x));
+#endif
+    }
+    static INLINE I end(I, Part part) { return part; }
+};
+
+#ifdef HEADRACE_HAS_256
+struct ByPairs {  // of four int8; a part is made of sums of two columns in int16
+    static constexpr int kWordsPerQuad = 1;
+    using Part = S;
+    // A pair of products is at most 2 * 127 * (2^bits - 1), or 2 * 127 * 128 for signed integers.
+    static constexpr int quads_of_part(BlockShape shape) {
+        const int all = kQuads / shape.num_scales;
+        const int fit = shape.bits == 8 ? 1 : (1 << 15) / (254 * ((1 << shape.bits) - 1));
+        return fit < all ? fit : all;
+    }
+    static INLINE Part begin(I) { return Part{}; }
+    template <int bits>
+    static INLINE Part mac(Part part, I w, uint32_t x) {
+        // Products of unsigned w: the sign of a signed one goes to x.
+        const __m256i integers = bits_as<__m256i>(w), levels = _mm256_set1_epi32(static_cast<int32_t>(x));
+        if constexpr (bits == 8)
+            return part + bits_as<S>(_mm256_maddubs_epi16(_mm256_abs_epi8(integers), _mm256_sign_epi8(levels, integers)));
+        else
+            return part + bits_as<S>(_mm256_maddubs_epi16(integers, levels));
+    }
+    static INLINE I end(I sum, Part part) { return dot_i16(sum, bits_as<I>(part), splat_word(0x00010001)); }
+};
+#else
+using ByPairs = ByWords;
+#endif
 
 // 32 columns of a row of x.
+template <class Multiply>
 struct Group {
-    uint32_t words[kQuads * kWordsPerQuad];
+    uint32_t words[kQuads * Multiply::kWordsPerQuad];
     int32_t start[2];  // of the integer sum; with two scales, of the sums of the first and the last 16 columns
     float scale;
     float total;  // scale * sum of all levels
@@ -55,8 +83,9 @@ constexpr int32_t zero_of() {
     return BlockShape::of(format).zero;
 }
 
-template <Format format, class T>
-INLINE void quantize(const T *x, int64_t count, Group *group) {
+template <Format format, class Multiply, class T>
+INLINE void quantize(const T *x, int64_t count, Group<Multiply> *group) {
+    constexpr int kWordsPerQuad = Multiply::kWordsPerQuad;
     T row[kGroup] = {};
     if (count < kGroup) {
         memcpy(row, x, static_cast<size_t>(count) * sizeof(T));
@@ -91,8 +120,8 @@ INLINE void quantize(const T *x, int64_t count, Group *group) {
 }
 
 // Rows of x, [rows][groups].
-template <Format format, class T>
-void quantize_rows(const LinearArgs &args, int64_t first, int64_t rows, Group *x) {
+template <Format format, class T, class Multiply>
+void quantize_rows(const LinearArgs &args, int64_t first, int64_t rows, Group<Multiply> *x) {
     const int64_t cols = args.weight.cols, num_groups = args.weight.padded_cols / kGroup;
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t g = 0; g < num_groups; ++g) {
@@ -102,54 +131,23 @@ void quantize_rows(const LinearArgs &args, int64_t first, int64_t rows, Group *x
         }
 }
 
-// A quad of columns, kLanes rows of it, as words for `mac`.
-template <Format format>
+// A quad of columns, kLanes rows of it, as words.
+template <Format format, class Multiply>
 INLINE void read_quad(const BlockReader<format> &blocks, int u, int v, I *words) {
     const I word = blocks.quad(u, v);
-#if defined(HEADRACE_HAS_DOT)
-    words[0] = format == Format::q8_0 ? word ^ splat_word(0x80808080) : word;
-#elif defined(HEADRACE_HAS_256)
-    words[0] = word;
+    if constexpr (Multiply::kWordsPerQuad == 1) {
+#ifdef HEADRACE_HAS_DOT
+        words[0] = format == Format::q8_0 ? word ^ splat_word(0x80808080) : word;
 #else
-    if constexpr (format == Format::q8_0) {
+        words[0] = word;
+#endif
+    } else if constexpr (format == Format::q8_0) {
         words[0] = bits_as<I>((bits_as<S>(word) << 8) >> 8);
         words[1] = bits_as<I>(bits_as<S>(word) >> 8);
     } else {
         words[0] = word & splat_word(0x00FF00FF);
         words[1] = (word >> 8) & splat_word(0x00FF00FF);
     }
-#endif
-}
-
-// An integer sum as a part of it begins, grows by the products of a word, and ends.
-INLINE Part begin_part([[maybe_unused]] I sum) {
-#ifdef HEADRACE_HAS_256
-    return Part{};
-#else
-    return sum;
-#endif
-}
-template <int bits>
-INLINE Part mac(Part part, I w, uint32_t x) {
-#if defined(HEADRACE_HAS_DOT)
-    return dot_u8_i8(part, w, splat_word(x));
-#elif defined(HEADRACE_HAS_256)
-    // Products of unsigned w: the sign of a signed one goes to x.
-    const __m256i integers = bits_as<__m256i>(w), levels = _mm256_set1_epi32(static_cast<int32_t>(x));
-    if constexpr (bits == 8)
-        return part + bits_as<S>(_mm256_maddubs_epi16(_mm256_abs_epi8(integers), _mm256_sign_epi8(levels, integers)));
-    else
-        return part + bits_as<S>(_mm256_maddubs_epi16(integers, levels));
-#else
-    return dot_i16(part, w, splat_word(x));
-#endif
-}
-INLINE I end_part([[maybe_unused]] I sum, Part part) {
-#ifdef HEADRACE_HAS_256
-    return dot_i16(sum, bits_as<I>(part), splat_word(0x00010001));
-#else
-    return part;
-#endif
 }
 
 // Call Path::run<format, T>(args, context) for the format of the weight and the dtype of x.

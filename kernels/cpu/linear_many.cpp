@@ -4,6 +4,7 @@
 // goes over the columns in pieces, so that its rows of x stay in L1, and over each piece once per chain. Formats whose
 // words are not what the arithmetic takes are unpacked once for all rows of a block.
 #include "linear_common.h"
+#include "unroll.h"
 
 namespace headrace::HEADRACE_TIER {
 namespace {
@@ -14,12 +15,7 @@ constexpr int kTileVecs = kTilePanels * kVecs;
 constexpr int kTileRows = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 2;
 constexpr int64_t kTileBytes = kTilePanels * kPanel * 4;
 constexpr int64_t kBlockRows = kLanes == 4 ? 64 : 120;  // tokens that share one pass over the weights
-constexpr int64_t kPieceWords = 512;                    // of a row, at a time
-
-template <int n>
-struct Int {
-    static constexpr int value = n;
-};
+constexpr int64_t kPieceWords = kLanes == 8 ? 320 : 512;  // of a row, at a time
 
 // Behind a row's copy: rows that are apart by a multiple of 2 KiB would fight for the same few lines of L1.
 constexpr int64_t kPad = 16;
@@ -68,38 +64,45 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
     using Acc = typename Reader::Acc;
     using Word = typename Reader::Word;
     constexpr int kNum = num_chains<Reader>();
+    constexpr int64_t kWordBytes = kPanel * 4, kStepBytes = Reader::kIsRaw ? kNum * kWordBytes : kWordBytes;
+    const int64_t chain_bytes = Reader::kIsRaw ? kWordBytes : piece.count / kNum * kWordBytes;
     const auto sum_at = [=](int r, int c, int v) { return sums + (r * kChains + c) * kTileBytes + v * kLanes * 4; };
-    const auto each = [](const auto &body) INLINE_LAMBDA {
-        for (int r = 0; r < kRows; ++r)
-            for (int v = 0; v < kTileVecs; ++v) body(r, v);
-    };
+    const auto each = [](const auto &body) INLINE_LAMBDA { unroll_tile<kRows, kTileVecs>(body); };
     for (int c = 0; c < kNum; ++c) {
         Acc acc[kRows][kTileVecs];
         if (piece.is_first)
-            each([&](int r, int v) INLINE_LAMBDA { acc[r][v] = Acc{}; });
+            each([&](auto r, auto v) INLINE_LAMBDA { acc[r][v] = Acc{}; });
         else
-            each([&](int r, int v) INLINE_LAMBDA { acc[r][v] = load<Acc>(sum_at(r, c, v)); });
+            each([&](auto r, auto v) INLINE_LAMBDA { acc[r][v] = load<Acc>(sum_at(r, c, v)); });
         const uint32_t *words = x + c;
         const char *panels[kTilePanels];
-        for (int p = 0; p < kTilePanels; ++p) panels[p] = piece.panels[p] + c * kPanel * 4;
+        for (int p = 0; p < kTilePanels; ++p) panels[p] = piece.panels[p] + c * chain_bytes;
         for (int64_t j = 0; j < piece.count; j += kNum) {
             Word w[kTileVecs];
-            for (int p = 0; p < kTilePanels; ++p) __builtin_prefetch(piece.next[p] + ahead, 0, 2);
-            ahead += piece.ahead_step;
-            for (int v = 0; v < kTileVecs; ++v)
-                w[v] = load<Word>(panels[v / kVecs] + j * kPanel * 4 + v % kVecs * kLanes * 4);
-            for (int r = 0; r < kRows; ++r)
-                for (int v = 0; v < kTileVecs; ++v) acc[r][v] = Reader::mac(acc[r][v], w[v], words[r * x_stride + j]);
+            if constexpr (Reader::kIsRaw) {
+                for (int p = 0; p < kTilePanels; ++p) __builtin_prefetch(piece.next[p] + ahead, 0, 2);
+                ahead += piece.ahead_step;
+            }
+            unroll<kTileVecs>([&](auto v) INLINE_LAMBDA {
+                w[v] = load<Word>(panels[v / kVecs] + v % kVecs * kLanes * 4);
+            });
+            for (int p = 0; p < kTilePanels; ++p) panels[p] += kStepBytes;
+            each([&](auto r, auto v) INLINE_LAMBDA {
+                acc[r][v] = Reader::mac(acc[r][v], w[v], words[r * x_stride + j]);
+            });
         }
+        const auto end = [&](const auto &body) INLINE_LAMBDA {
+            each([&](auto r, auto v) INLINE_LAMBDA { body(r, v, acc[r][v]); });
+        };
         if (!piece.is_last || (kNum > 1 && c % 2 == 0))
-            each([&](int r, int v) INLINE_LAMBDA { store(sum_at(r, c, v), acc[r][v]); });
+            end([&](int r, int v, Acc sum) INLINE_LAMBDA { store(sum_at(r, c, v), sum); });
         else if (kNum == 1)
-            each([&](int r, int v) INLINE_LAMBDA { put(r, v, acc[r][v]); });
+            end(put);
         else if (c == 1)
-            each([&](int r, int v) INLINE_LAMBDA { store(sum_at(r, 0, v), load<Acc>(sum_at(r, 0, v)) + acc[r][v]); });
+            end([&](int r, int v, Acc sum) INLINE_LAMBDA { store(sum_at(r, 0, v), load<Acc>(sum_at(r, 0, v)) + sum); });
         else
-            each([&](int r, int v) INLINE_LAMBDA {
-                put(r, v, load<Acc>(sum_at(r, 0, v)) + (load<Acc>(sum_at(r, 2, v)) + acc[r][v]));
+            end([&](int r, int v, Acc sum) INLINE_LAMBDA {
+                put(r, v, load<Acc>(sum_at(r, 0, v)) + (load<Acc>(sum_at(r, 2, v)) + sum));
             });
     }
 }
@@ -162,11 +165,15 @@ class Panels {
             } else {
                 char *to = unpacked + p * kPieceWords * kPanel * 4;
                 piece.panels[p] = piece.next[p] = to;
+                // Each chain's words side by side.
+                constexpr bool kIsOneChain = num_chains<Reader>() == 1;
                 for (int64_t j = 0; j < piece.count; j += kChains) {
                     typename Reader::Word w[kChains][kVecs];
                     readers_[p].next(w);
-                    for (int c = 0; c < kChains; ++c)
-                        for (int v = 0; v < kVecs; ++v) store(to + ((j + c) * kPanel + v * kLanes) * 4, w[c][v]);
+                    for (int c = 0; c < kChains; ++c) {
+                        const int64_t word = kIsOneChain ? j + c : (c * piece.count + j) / kChains;
+                        for (int v = 0; v < kVecs; ++v) store(to + (word * kPanel + v * kLanes) * 4, w[c][v]);
+                    }
                 }
             }
         }
