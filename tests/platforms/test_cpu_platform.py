@@ -253,6 +253,36 @@ def test_small_float16_weights_are_numbers_in_float32() -> None:
     np.testing.assert_allclose(product, np.full((2, 3), 32 * float(small[0, 0])), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_halves_of_a_file_stay_halves_under_float32(dtype: str) -> None:
+    """The same bits as with weights widened to float32, in half the bytes; an explicit dtype widens."""
+    pytest.importorskip("headrace.kernels.cpu._ops", reason="the kernels are not built: pip install -e .")
+    from headrace.kernels.cpu import _ops
+    from headrace.platforms.cpu.native.weights import SCHEMES, layout_of, pack, packed_bytes
+
+    values = torch.randn(33, 96, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+    raw = values.view(torch.uint16).numpy() if dtype == "bfloat16" else values.numpy()
+    half = HostTensor(name="weight", dtype=dtype, shape=(33, 96), data=raw)
+    wide = HostTensor(name="weight", dtype="float32", shape=(33, 96), data=values.float().numpy())
+    assert dtype in SCHEMES
+    kept, layout = pack([half], "float32", keep_blocks=True)
+    assert (layout, kept.num_bytes) == (layout_of(dtype), packed_bytes((33, 96), dtype))
+    widened, layout = pack([half], "float32", keep_blocks=False)
+    assert layout == layout_of("float32")
+    assert kept.num_bytes <= 0.6 * widened.num_bytes
+    for num_tokens in (1, 5, 70):
+        x = np.random.default_rng(num_tokens).standard_normal((num_tokens, 96), np.float32)
+        results = []
+        for weight in (kept, widened, pack([wide], "float32", keep_blocks=True)[0]):
+            result = np.empty((num_tokens, 33), np.float32)
+            _ops.linear(result, x, weight)
+            results.append(result)
+        np.testing.assert_array_equal(results[0], results[1])
+        np.testing.assert_array_equal(results[1], results[2])
+        expected = x.astype(np.float64) @ values.double().numpy().T
+        np.testing.assert_allclose(results[0], expected, atol=1e-4)
+
+
 def test_doctor_names_the_ops_that_have_a_native_form() -> None:
     pytest.importorskip("headrace.kernels.cpu._ops", reason="the native kernels were not built")
     device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))

@@ -45,7 +45,7 @@ from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
 from .stacks import pack_stacks, readers_of
 from .trace import trace_encoder, trace_step
 from .values import CacheRef, ParamRef, Rows, StateRef, Trace, UntraceableOp
-from .weights import BLOCK_FORMATS, STORED_DTYPES, Layout, pack, vector
+from .weights import STORED_DTYPES, Layout, is_kept, pack, vector
 
 if TYPE_CHECKING:
     from .images import ImageEncoder
@@ -176,7 +176,7 @@ class NativeRunner(Runner):
         name = loaded.param.name
         runs = [list(run) for _, run in groupby(loaded.tensors, key=lambda tensor: tensor.dtype)]
         rows = [sum(tensor.shape[0] for tensor in run) for run in runs]
-        has_blocks = self._keep_blocks and all(tensor.dtype in BLOCK_FORMATS for tensor in loaded.tensors)
+        has_blocks = self._keep_blocks and all(is_kept(tensor.dtype, self.config.dtype) for tensor in loaded.tensors)
         has_codes = all(tensor.scales is not None for tensor in loaded.tensors)
         if len(runs) == 1 or not ((has_blocks or has_codes) and self._is_separable(name, rows)):
             return [(name, loaded.tensors)]

@@ -16,7 +16,9 @@ from headrace.kernels.cpu import _ops
 
 BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 """GGUF block types that the kernels multiply as they stand."""
-SCHEMES = (*BLOCK_FORMATS, "int8", "int5", "int4")
+HALVES = ("bfloat16", "float16")
+"""Dtypes that the kernels widen as they read, which gives the bits of float32 at half its bytes."""
+SCHEMES = (*BLOCK_FORMATS, *HALVES, "int8", "int5", "int4")
 STORED_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 """What numpy calls the dtypes of activations."""
 _CHUNK_VALUES = 1 << 22
@@ -38,8 +40,8 @@ class Layout:
 
 
 def choose_layout(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: bool) -> Layout:
-    """The layout of a stacked parameter: its own scheme, or its own blocks if they may be kept, if all parts have the
-    same; else dense numbers."""
+    """The layout of a stacked parameter: its own scheme, or its own blocks or halves if they may be kept, if all
+    parts have the same; else dense numbers."""
     if len({(tensor.dtype, tensor.offsets is None) for tensor in tensors}) == 1:
         [first, *_] = tensors
         if first.scales is not None and first.dtype in ("int8", "int5", "int4"):
@@ -48,9 +50,14 @@ def choose_layout(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: boo
             scheme = Scheme(name=first.dtype, group=group, is_symmetric=_is_symmetric(tensors))
             if all(tensor.group == first.group for tensor in tensors):
                 return layout_of(scheme)
-        elif keep_blocks and first.dtype in BLOCK_FORMATS:
+        elif keep_blocks and is_kept(first.dtype, dtype):
             return layout_of(first.dtype)
     return layout_of(dtype)
+
+
+def is_kept(stored: str, dtype: str) -> bool:
+    """True if a weight may stay as a checkpoint has it while activations are `dtype`."""
+    return stored in BLOCK_FORMATS or (dtype == "float32" and stored in HALVES)
 
 
 def layout_of(format: str | Scheme) -> Layout:
