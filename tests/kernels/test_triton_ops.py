@@ -230,7 +230,8 @@ def test_experts_of_quantized_weights(name: str, float8: Any) -> None:
         weights = values(num_tokens, per_token, seed=7).softmax(-1)
         experts = values(num_tokens, num_experts, seed=8).argsort(-1)[:, :per_token].to(torch.int32)
         experts[: num_tokens // 2, 0] = num_experts  # of another rank
-        for options in ({"scale_input": True}, {"clamp": 0.8}) if num_tokens == 3 else ({},):
+        choices: tuple[dict[str, Any], ...] = ({"scale_input": True}, {"clamp": 0.8}) if num_tokens == 3 else ({},)
+        for options in choices:
             given = biases if options.get("clamp") else (None, None)
             up_weight, down_weight = packed
             got = ops.grouped_experts(x, weights, experts, up_weight, down_weight, *given, partial=True, **options)
