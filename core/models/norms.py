@@ -48,7 +48,7 @@ def dense(ops: OpTable, spec: DenseSpec, params: Params, x: Array, prefix: str =
     if spec.norm is not None and spec.norm_first:
         x = normalize(ops, spec.norm, params, f"{name}_norm.", x)
     if spec.activation is not None:
-        x = (ops.act_mul if spec.gated else ops.act)(x, activation=spec.activation)
+        x = ops.act_mul(x, activation=spec.activation) if spec.gated else ops.act(x, activation=spec.activation)
     if spec.norm is not None and not spec.norm_first:
         x = normalize(ops, spec.norm, params, f"{name}_norm.", x)
     return x

@@ -48,8 +48,9 @@ def _embed(ops: OpTable, vision: VisionSpec, params: Params, batch: EncoderBatch
         x = ops.place_rows(x, params["vision.embed_class.weight"], batch.class_rows)
     if vision.patch_norm is not None:
         x = normalize(ops, vision.patch_norm, params, "vision.patch_norm.", x)
-    for ids, weights in zip(batch.corner_ids, batch.corner_weights, strict=True):
-        x = ops.add(x, ops.mul(ops.embedding(ids, params["vision.embed_corners.weight"]), weights))
+    for n in range(len(batch.corner_ids)):
+        corner = ops.embedding(batch.corner_ids[n], params["vision.embed_corners.weight"])
+        x = ops.add(x, ops.mul(corner, batch.corner_weights[n]))
     return x
 
 
@@ -72,7 +73,7 @@ def _project(
         x = normalize(ops, projector.norm, params, f"{prefix}norm.", x)
     for layer in projector.dense:
         x = dense(ops, layer, params, x, prefix)
-    if batch.mixed_rows:
+    if len(batch.mixed_rows) > 0:
         x = _mix(ops, x, batch)
     if vision.has_newline:
         x = ops.place_rows(x, params[f"{prefix}newline.weight"], batch.newline_rows)
@@ -81,11 +82,11 @@ def _project(
 
 def _mix(ops: OpTable, x: Array, batch: EncoderBatch) -> Array:
     """Rows that lie between others: sums of these by weight."""
-    parts = [
-        ops.mul(ops.stack_rows(x, rows), weights)
-        for rows, weights in zip(batch.mixed_rows, batch.mix_weights, strict=True)
-    ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = ops.add(total, part)
+
+    def part(n: int) -> Array:
+        return ops.mul(ops.stack_rows(x, batch.mixed_rows[n]), batch.mix_weights[n])
+
+    total = part(0)
+    for n in range(1, len(batch.mixed_rows)):
+        total = ops.add(total, part(n))
     return total

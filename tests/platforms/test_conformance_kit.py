@@ -344,7 +344,7 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ),
     ("causal_conv", _starts_from_nothing, "ops.causal_conv.float32", "error"),
     ("selective_scan", _keeps_a_state_too_many, "ops.selective_scan.float32", "error"),
-    ("gate", lambda x, g: x * g.tanh(), "ops.gate.float32", "error"),
+    ("gate", lambda x, g: OpTable.gate(x, g.tanh()), "ops.gate.float32", "error"),
     ("mul", lambda x, y: x * y.mean(), "ops.mul.float32", "error"),
     ("clamp", lambda x, *, limit: x.clamp(max=limit), "ops.clamp.float32", "error"),
     ("xielu", lambda x, p, n: OpTable.xielu(x, n, p), "ops.xielu.float32", "error"),
