@@ -125,26 +125,12 @@ def encoder_attention(
 ) -> Array:
     """As the declaration in core/ops says, one request after another; softcap and bias by distance, which the fused
     kernel lacks, go to the definition."""
-    import torch
+    from headrace.kernels.torch import fused
 
     if softcap or relative_bias is not None:
         arrays = (query, key, value, query_start_loc, relative_bias)
         return OpTable.encoder_attention(*arrays, scale=scale, window=window, softcap=softcap)
-    out = torch.empty_like(query)
-    starts = query_start_loc.tolist()
-    for begin, end in zip(starts, starts[1:], strict=False):
-        if begin == end:
-            continue
-        mask = None
-        if window and end - begin > window:
-            place = torch.arange(end - begin, device=query.device)
-            mask = (place[:, None] - place[None, :]).abs() < window
-        q, k, v = (array[begin:end].transpose(0, 1)[None] for array in (query, key, value))
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, scale=scale, enable_gqa=True
-        )
-        out[begin:end] = attended[0].transpose(0, 1)
-    return out
+    return fused.encoder_attention(query, key, value, query_start_loc, scale=scale, window=window)
 
 
 def _attend(

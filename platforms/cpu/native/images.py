@@ -18,6 +18,7 @@ from headrace.core.runner.caches import image_row_size
 from headrace.core.runner.params import put_param
 from headrace.core.stages import Array, EncoderBatch, KVCaches
 from headrace.core.weights.source import LoadedParam
+from headrace.kernels.torch import fused
 
 from .segments import tensor_of
 from .weights import STORED_DTYPES
@@ -82,9 +83,4 @@ def _attention(
             query, key, value, query_start_loc, relative_bias, scale=scale, window=window, softcap=softcap
         )
         return out
-    out, starts = torch.empty_like(query), query_start_loc.tolist()
-    for begin, end in zip(starts, starts[1:], strict=False):
-        q, k, v = (part[begin:end].transpose(0, 1)[None] for part in (query, key, value))
-        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
-        out[begin:end] = seen[0].transpose(0, 1)
-    return out
+    return fused.encoder_attention(query, key, value, query_start_loc, scale=scale)
