@@ -23,6 +23,8 @@ _INLINE_CHARS = 4000
 """Texts up to this length (about 1 ms) are tokenized at once: a thread's round trip costs more."""
 _LONG_CHARS = 2**20
 """Texts up to this length are tokenized in any case; unknown words may make tokens longer than the vocabulary's."""
+_MANY_MESSAGES = 1000
+"""So many messages are rendered in any case: a template may leave some out."""
 _CHARS_OF_A_CALL = 40
 """What it costs to tokenize an empty text, in characters."""
 _CHARS_OF_A_TOOL = 400
@@ -111,6 +113,20 @@ class Prompts:
                 code="context_length_exceeded",
             )
 
+    @property
+    def max_messages(self) -> int:
+        """More cannot fit: each has a token at least."""
+        return max(self._max_model_len, _MANY_MESSAGES)
+
+    def check_count(self, num_messages: int) -> None:
+        """Raise RequestError for a conversation of more messages than tokens may be: reading them takes long."""
+        if num_messages > self.max_messages:
+            raise RequestError(
+                f"the conversation has {num_messages} messages, which cannot be {self._max_model_len} tokens "
+                "(max_model_len) or fewer",
+                code="context_length_exceeded",
+            )
+
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The prompt that the template makes of a conversation. Raises RequestError."""
         template = self._template
@@ -120,6 +136,7 @@ class Prompts:
                 code="no_chat_template",
                 remedies=["--chat-template FILE", "/v1/completions with a plain prompt"],
             )
+        self.check_count(len(messages))
         if self._images is not None:
             options["image_placeholder"] = self._images.placeholder
         size = sum(len(str(message.get("content") or "")) + _CHARS_OF_A_CALL for message in messages)

@@ -90,6 +90,8 @@ async def fit_turn(server: "Server", body: ChatRequest) -> list[dict[str, Any]]:
         return messages
 
     async def fits(start: int) -> bool:
+        if first + len(messages) - start > server.prompts.max_messages:
+            return False
         return len((await render_turn(server, body, messages[:first] + messages[start:]))[1]) <= room
 
     if await fits(first):

@@ -28,7 +28,6 @@ SHARED = ("attention_plan", "isa", "memory", "pack", "pack_blocks", "thread_pool
 FORMATS: tuple[str, ...] = tuple("float32 bfloat16 float16 int8 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k int4".split())
 """In the order of kernels.h."""
 DTYPES = ("float32", "bfloat16", "float16")
-DENSE_LIMITS = {"float32": 1e-9, "float16": 5e-6, "bfloat16": 1e-4}
 
 Array = npt.NDArray[Any]
 
@@ -73,29 +72,12 @@ def run(driver: Path, data: bytes = b"", *, cpu: str = "max", tier: str = "") ->
     )
 
 
-def to_dtype(values: Array, dtype: str) -> Array:
-    if dtype != "bfloat16":
-        return values.astype(dtype)
-    words = values.astype(np.float32).view(np.uint32)
-    return ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def to_float64(values: Array) -> Array:
-    if values.dtype == np.uint16:
-        return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return values.astype(np.float64)
-
-
 def carrier(dtype: str) -> Any:
     return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
 
 
 def header(*numbers: int) -> bytes:
     return np.array(numbers, np.int64).tobytes()
-
-
-def nmse(actual: Array, expected: Array) -> float:
-    return float(np.mean((to_float64(actual) - expected) ** 2) / np.mean(expected**2))
 
 
 def weight_bytes(random: np.random.Generator, format: str, rows: int, cols: int) -> tuple[bytes, Array | None]:
@@ -128,7 +110,7 @@ def test_tiers_follow_the_cpu(driver: Path) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_products(driver: Path, tier: str) -> None:
+def test_products(kit: Any, driver: Path, tier: str) -> None:
     """Every format with every dtype of activations, few and many tokens, rounded activations where they may be."""
     random = np.random.default_rng(0)
     rows, cols = 37, 256
@@ -142,10 +124,10 @@ def test_products(driver: Path, tier: str) -> None:
     data, expected = b"", []
     for format, dtype, num_tokens, rounds in cases:
         weight, meaning = weight_bytes(random, format, rows, cols)
-        x = to_dtype(random.standard_normal((num_tokens, cols)), dtype)
+        x = kit.to_dtype(random.standard_normal((num_tokens, cols)), dtype)
         numbers = FORMATS.index(format), rows, cols, 64 * (format == "int4"), DTYPES.index(dtype)
         data += header(0, *numbers, num_tokens, rounds, len(weight)) + weight + x.tobytes()
-        expected.append((meaning, to_float64(x)))
+        expected.append((meaning, kit.to_float64(x)))
     done = run(driver, data, tier=tier)
     assert not done.returncode, done.stderr.decode()
     result = memoryview(done.stdout)
@@ -158,13 +140,13 @@ def test_products(driver: Path, tier: str) -> None:
         out = np.frombuffer(result[:size], carrier(dtype)).reshape(num_tokens, rows)
         result = result[size:]
         rounding = 1e-4 if rounds or format == "int8" else 0.0
-        limit = DENSE_LIMITS[dtype] + rounding
-        assert nmse(out, x @ packed.T) < limit, (format, dtype, num_tokens, rounds)
+        limit = kit.limits[dtype] + rounding
+        assert kit.nmse(out, x @ packed.T) < limit, (format, dtype, num_tokens, rounds)
     assert not len(result)
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_attention(driver: Path, tier: str) -> None:
+def test_attention(kit: Any, driver: Path, tier: str) -> None:
     """A causal prompt over a cache of each dtype, in blocks that lie backwards."""
     random = np.random.default_rng(1)
     num_heads, num_kv_heads, head_dim, block_size, num_tokens = 6, 2, 40, 16, 300
@@ -173,12 +155,12 @@ def test_attention(driver: Path, tier: str) -> None:
     data, expected = b"", []
     for dtype, kv_dtype in cases:
         key, value, query = (
-            to_dtype(random.standard_normal((num_tokens, heads, head_dim)), dtype)
+            kit.to_dtype(random.standard_normal((num_tokens, heads, head_dim)), dtype)
             for heads in (num_kv_heads, num_kv_heads, num_heads)
         )
         data += header(1, DTYPES.index(dtype), kv_dtypes.index(kv_dtype), num_heads, num_kv_heads, head_dim)
         data += header(block_size, num_tokens) + key.tobytes() + value.tobytes() + query.tobytes()
-        expected.append(causal_attention(*map(to_float64, (query, key, value))))
+        expected.append(causal_attention(*map(kit.to_float64, (query, key, value))))
     done = run(driver, data, tier=tier)
     assert not done.returncode, done.stderr.decode()
     result = memoryview(done.stdout)
@@ -186,7 +168,7 @@ def test_attention(driver: Path, tier: str) -> None:
         size = wanted.size * carrier(dtype).itemsize
         out = np.frombuffer(result[:size], carrier(dtype)).reshape(wanted.shape)
         result = result[size:]
-        assert nmse(out, wanted) < DENSE_LIMITS[dtype] + (2e-4 if kv_dtype == "int8" else 0), (dtype, kv_dtype)
+        assert kit.nmse(out, wanted) < kit.limits[dtype] + (2e-4 if kv_dtype == "int8" else 0), (dtype, kv_dtype)
     assert not len(result)
 
 

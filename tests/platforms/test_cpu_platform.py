@@ -288,10 +288,8 @@ def test_doctor_names_the_ops_that_have_a_native_form() -> None:
     device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))
     runner = device.runner(tiny_config(tiny_spec()))
     served = {selection.op: selection for selection in runner.op_selections}
-    assert list(served) == list(op_names())
+    assert list(served) == [name for name in op_names() if name != "store_rows"]  # an encoder of images has it
     assert served["linear"].provider == "native"
     assert served["encoder_attention"].provider == "native"
     assert served["place_rows"].provider == "native"
-    assert served["store_rows"].provider == "definition"
-    assert "runs in torch" in dict(served["store_rows"].declined)["native"]
     assert {check.name: check.outcome for check in self_test(device)}["matmul"] == "passed"

@@ -150,6 +150,8 @@ def _check(body: ResponsesRequest) -> None:
 def _history(server: "Server", user: str, body: InputFields) -> list[dict[str, Any]]:
     """All items that the response goes on from. Raises RequestError or ApiError."""
     items: list[dict[str, Any]] = []
+    if isinstance(body.input, list):
+        server.prompts.check_count(len(body.input))
     if body.previous_response_id:
         previous = server.responses.get(user, body.previous_response_id, "previous_response_id")
         if previous.response.status in ("in_progress", "queued"):

@@ -170,14 +170,15 @@ def prepare_native_op(dtype: str, op: str, arguments: Sequence[Any], options: Ma
     return PreparedOp(run=call.prepare(values)[1], idle=call.prepare_loads())
 
 
-def native_selections() -> tuple[Selection, ...]:
-    """Who serves each op on this platform."""
+def native_selections(*, with_images: bool) -> tuple[Selection, ...]:
+    """Who serves each op on this platform; those that only an encoder of images needs are there if there is one."""
     reason = "no native form; a model that needs this op runs in torch"
     return tuple(
         Selection(op=op, provider=DEFINITION, declined=(("native", reason),))
         if op in TORCH_OPS
         else Selection(op=op, provider="native")
         for op in op_names()
+        if with_images or op not in TORCH_OPS
     )
 
 

@@ -96,7 +96,7 @@ class NativeRunner(Runner):
     @property
     def op_selections(self) -> Sequence[Selection]:
         """Which ops have a native form."""
-        return native_selections()
+        return native_selections(with_images=self._images is not None)
 
     def prepare_op(self, op: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> PreparedOp:
         """Its record in a program of its own, built beforehand."""

@@ -288,3 +288,24 @@ def test_very_many_tools_do_not_hold_up_the_loop(server: LiveServer) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "tools": tools, "tool_choice": "none", "max_tokens": 1}
     assert server.post("/v1/chat/completions", body).status_code == 200
     assert sum(front.cpu_times()[:2]) - before < 5  # comparing each name with all others would take 20 s
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", lambda turns: {"messages": turns}),
+        ("/v1/responses", lambda turns: {"input": turns}),
+        ("/v1/responses", lambda turns: {"input": turns, "truncation": "auto"}),
+        ("/v1/messages", lambda turns: {"max_tokens": 1, "messages": turns}),
+        ("/v1/messages/count_tokens", lambda turns: {"messages": turns}),
+        ("/tokenize", lambda turns: {"messages": turns}),
+    ],
+)
+def test_very_many_messages_do_not_hold_up_the_loop(
+    server: LiveServer, path: str, body: Callable[[Any], Any]
+) -> None:
+    front = psutil.Process(server.process.pid)
+    before = sum(front.cpu_times()[:2])
+    answer = server.post(path, body([{"role": "user", "content": "x"}] * 400_000))
+    assert answer.status_code == 400 and "400000 messages" in answer.json()["error"]["message"], answer.text
+    assert sum(front.cpu_times()[:2]) - before < 3  # a template takes 6 s
