@@ -228,11 +228,11 @@ class Engine:
 
     def step(self) -> Sequence[RequestOutput]:
         """Run one step and return the requests that it changed."""
+        started_s = self.clock.now_s()
         deltas = self._loop.step()
-        now_s = self.clock.now_s()
         for child_id in self._loop.newly_scheduled():
-            self._outputs.scheduled(child_id, now_s)
-        processed = self._outputs.process(deltas, now_s)
+            self._outputs.scheduled(child_id, started_s)
+        processed = self._outputs.process(deltas, self.clock.now_s())
         for stopped in processed.stopped:
             self.scheduler.finish(stopped.child_id, "stop", stopped.stop_reason)
         for output in processed.outputs:

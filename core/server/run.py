@@ -118,10 +118,8 @@ class _Run:
         key = ' -H "Authorization: Bearer $KEY"' if len(self._server.keys) else ""
         url = f"{scheme}://{host}:{port}"
         logger.info("serving %s at %s", model, url)
-        kind, body = "completions", '{"prompt": "Once upon a time", "max_tokens": 20}'
-        if self._server.prompts.has_template and self._server.decoder_start is None:
-            kind, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello"}]}'
-        logger.info("try: curl %s/v1/%s%s -d '%s'", url, kind, key, body)
+        route, data = self._server.example()
+        logger.info("try: curl %s%s%s %s", url, route, key, data)
         logger.info("ready in %.1f s", seconds)
 
     async def _until_end(self) -> None:

@@ -226,6 +226,21 @@ class Server:
             raise ApiError(404, f"{self.model_name} does not listen to speech", code="unsupported_by_model")
         return self._whisper
 
+    def example(self) -> tuple[str, str]:
+        """A route that this model serves, and the data of a request as curl takes it."""
+        tasks = self.pooling.tasks()
+        if self._whisper is not None:
+            return "/v1/audio/transcriptions", "-F file=@speech.wav"
+        if "embed" in tasks:
+            return "/v1/embeddings", """-d '{"input": "Hello"}'"""
+        if "score" in tasks:
+            return "/v1/rerank", """-d '{"query": "Hello", "documents": ["Good day", "Goodbye"]}'"""
+        if tasks:
+            return "/v1/classify", """-d '{"input": "Hello"}'"""
+        if self.prompts.has_template and self.decoder_start is None:
+            return "/v1/chat/completions", """-d '{"messages": [{"role": "user", "content": "Hello"}]}'"""
+        return "/v1/completions", """-d '{"prompt": "Once upon a time", "max_tokens": 20}'"""
+
     def _new_generation(self, request: Request, generation_id: str) -> Generation:
         return Generation(
             generation_id,

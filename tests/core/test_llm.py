@@ -11,7 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from headrace import LLM, HeadraceError, RequestOutput, SamplingParams
+from headrace.core.clock import VirtualClock
+from headrace.core.engine.executor import StepFuture
 from headrace.core.errors import CapacityError, ConfigError, ModelError, ModelNotFound, RequestError
+from headrace.core.stages import Plan
 from tiny_checkpoints import greedy_tokens, save_tiny
 from tiny_tokenizers import train_byte_level
 
@@ -53,6 +56,27 @@ def free_blocks(llm: LLM) -> None:
     scheduler.check_integrity()
     assert scheduler.num_running == scheduler.num_waiting == 0
     assert scheduler.kv_usage().slots_allocated == 0
+
+
+def test_the_first_step_is_no_queueing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = llm.built.engine
+    clock, submit = VirtualClock(), engine.executor.submit
+
+    def slow_submit(plan: Plan) -> StepFuture:
+        clock.advance(8.0)
+        return submit(plan)
+
+    monkeypatch.setattr(engine, "clock", clock)
+    monkeypatch.setattr(engine.executor, "submit", slow_submit)
+    engine.add("slow", [1, 2, 3], SamplingParams(max_tokens=2))
+    clock.advance(1.0)
+    outputs = []
+    while engine.has_unfinished():
+        outputs += engine.step()
+    timings = outputs[-1].timings
+    assert timings is not None
+    times = timings.arrival_s, timings.scheduled_s, timings.first_token_s, timings.finished_s
+    assert times == (0.0, 1.0, 9.0, 17.0)
 
 
 def test_text_prompt_equals_transformers(llm: LLM, checkpoint: tuple[Path, PreTrainedModel]) -> None:

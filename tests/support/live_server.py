@@ -102,6 +102,17 @@ class LiveServer:
             assert time.monotonic() < deadline_s, found
             time.sleep(0.05)
 
+    def follow_example(self, files: Any = None) -> httpx.Response:
+        """The request that the log proposes, sent with these files where it sends one."""
+        (url, data), *more = (
+            found.groups() for line in self.lines if (found := re.search(r"try: curl (\S+) (.*)", line))
+        )
+        assert not more
+        if files is not None:
+            assert data == "-F file=@speech.wav"
+            return httpx.post(url, files=files, timeout=120)
+        return httpx.post(url, content=data.removeprefix("-d ").strip("'"), timeout=120)
+
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """A request with a JSON body."""
         return httpx.post(f"{self.url}{path}", json=body, timeout=120, **options)

@@ -18,18 +18,18 @@ TIMES = TranscriptionParams(timestamps=True)
 
 
 @pytest.fixture(scope="module")
-def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, LLM, str]]:
-    """(client, the same model in this process, the server's url)."""
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, LLM, LiveServer]]:
+    """(client, the same model in this process, the server)."""
     folder = tiny_whisper(tmp_path_factory.mktemp("whisper") / "tiny")
     arguments = ["--kv-memory", "32MiB", "--load-format", "dummy", "--max-num-seqs", "4"]
     with LiveServer(folder, *arguments, device="reference") as server:
         with LLM(str(folder), device="reference", load_format="dummy", kv_memory="32MiB", max_num_seqs=4) as llm:
             with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-                yield client.audio, llm, server.url
+                yield client.audio, llm, server
 
 
-def test_json_and_text_equal_the_python_api(listening: tuple[Any, LLM, str]) -> None:
-    audio, llm, url = listening
+def test_json_and_text_equal_the_python_api(listening: tuple[Any, LLM, LiveServer]) -> None:
+    audio, llm, server = listening
     wanted = llm.transcribe(SHORT)[0]
     assert wanted.text and len(wanted.segments) == 1
     file = ("a.wav", SHORT)
@@ -38,11 +38,18 @@ def test_json_and_text_equal_the_python_api(listening: tuple[Any, LLM, str]) -> 
     assert text.rstrip("\n") == wanted.text
     german = llm.transcribe(SHORT, TranscriptionParams(language="de", task="translate", prompt="one fox"))[0]
     fields = {"model": "tiny", "prompt": "one fox", "language": "de"}  # the client calls its own method deprecated
-    asked = httpx.post(f"{url}/v1/audio/translations", files={"file": ("a.wav", SHORT)}, data=fields, timeout=60)
+    asked = httpx.post(
+        f"{server.url}/v1/audio/translations", files={"file": ("a.wav", SHORT)}, data=fields, timeout=60
+    )
     assert asked.json()["text"] == german.text
 
 
-def test_segments_in_every_format(listening: tuple[Any, LLM, str]) -> None:
+def test_the_log_proposes_a_request_that_works(listening: tuple[Any, LLM, LiveServer]) -> None:
+    answer = listening[2].follow_example({"file": ("speech.wav", SHORT)})
+    assert answer.status_code == 200 and "text" in answer.json(), answer.text
+
+
+def test_segments_in_every_format(listening: tuple[Any, LLM, LiveServer]) -> None:
     audio, llm, _ = listening
     wanted = llm.transcribe(SHORT, TIMES)[0]
     file = ("a.wav", SHORT)
@@ -62,7 +69,7 @@ def test_segments_in_every_format(listening: tuple[Any, LLM, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_gives_the_text_window_by_window(listening: tuple[Any, LLM, str]) -> None:
+def test_a_stream_gives_the_text_window_by_window(listening: tuple[Any, LLM, LiveServer]) -> None:
     audio, llm, _ = listening
     wanted = llm.transcribe(LONG)[0]
     events = list(audio.transcriptions.create(model="tiny", file=("a.wav", LONG), stream=True))
@@ -70,8 +77,8 @@ def test_a_stream_gives_the_text_window_by_window(listening: tuple[Any, LLM, str
     assert events[-1].type == "transcript.text.done" and events[-1].text == wanted.text
 
 
-def test_wrong_forms_are_refused(listening: tuple[Any, LLM, str]) -> None:
-    audio, _, url = listening
+def test_wrong_forms_are_refused(listening: tuple[Any, LLM, LiveServer]) -> None:
+    audio, _, server = listening
     with pytest.raises(openai.BadRequestError, match="cannot be decoded"):
         audio.transcriptions.create(model="tiny", file=("a.txt", b"no sound at all"))
     with pytest.raises(openai.BadRequestError, match="no language 'xx'"):
@@ -80,18 +87,20 @@ def test_wrong_forms_are_refused(listening: tuple[Any, LLM, str]) -> None:
         audio.transcriptions.create(model="tiny", file=("a.wav", SHORT), response_format="pdf")
     with pytest.raises(openai.NotFoundError, match="no model"):
         audio.transcriptions.create(model="other", file=("a.wav", SHORT))
-    missing = httpx.post(f"{url}/v1/audio/transcriptions", files={"sound": b"x"})
+    missing = httpx.post(f"{server.url}/v1/audio/transcriptions", files={"sound": b"x"})
     assert missing.status_code == 400 and "no file" in missing.text
     for field, value in (("temperature", "hot"), ("stream", "maybe"), ("response_format", "pdf")):
-        wrong = httpx.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", SHORT)}, data={field: value})
+        wrong = httpx.post(
+            f"{server.url}/v1/audio/transcriptions", files={"file": ("a.wav", SHORT)}, data={field: value}
+        )
         assert wrong.status_code == 400 and wrong.json()["error"]["param"] == field
     twice = httpx.post(
-        f"{url}/v1/audio/transcriptions", files=[("file", ("a.wav", SHORT)), ("file", ("b.wav", SHORT))]
+        f"{server.url}/v1/audio/transcriptions", files=[("file", ("a.wav", SHORT)), ("file", ("b.wav", SHORT))]
     )
     assert twice.status_code == 400 and "Too many files" in twice.json()["error"]["message"]
-    plain = httpx.post(f"{url}/v1/audio/transcriptions", json={"model": "tiny"})
+    plain = httpx.post(f"{server.url}/v1/audio/transcriptions", json={"model": "tiny"})
     assert plain.status_code == 400 and "form" in plain.text
-    listens_only = httpx.post(f"{url}/v1/completions", json={"prompt": "a fox"})
+    listens_only = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a fox"})
     assert listens_only.status_code == 400 and "frames to read" in listens_only.text
 
 

@@ -52,6 +52,11 @@ def embedder(model_folder: Path) -> Iterator[tuple[LiveServer, LLM]]:
             yield server, llm
 
 
+def test_the_log_proposes_a_request_that_works(embedder: tuple[LiveServer, LLM]) -> None:
+    answer = embedder[0].follow_example()
+    assert answer.status_code == 200 and answer.json()["data"][0]["embedding"], answer.text
+
+
 def test_embeddings_through_the_client(embedder: tuple[LiveServer, LLM]) -> None:
     server, llm = embedder
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
@@ -116,6 +121,7 @@ def test_scores_and_ranks_are_cosines(embedder: tuple[LiveServer, LLM]) -> None:
 def test_classes_and_cross_encoders_are_those_of_transformers(num_labels: int, tmp_path: Path) -> None:
     model, fast = save_classifier(tmp_path / "labels", num_labels)
     with LiveServer(tmp_path / "labels", device="reference") as server:
+        assert server.follow_example().status_code == 200
         inputs = [fast(text, return_tensors="pt") for text in CORPUS[:2]]
         logits = torch.cat([model(**each).logits for each in inputs])
         expected = (logits.sigmoid() if num_labels == 1 else logits.softmax(-1)).numpy()

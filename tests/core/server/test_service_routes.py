@@ -110,3 +110,8 @@ def test_one_log_line_for_each_request(server: LiveServer) -> None:
     (logged,) = [line for line in server.lines if out["id"] in line]
     for part in ("reason=length", "output_tokens=7", "prompt_tokens=", "ttft_s=", "itl_s=", "queue_s=", "e2e_s="):
         assert part in logged
+
+
+def test_the_log_proposes_a_request_that_works(server: LiveServer) -> None:
+    answer = server.follow_example()
+    assert answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"], answer.text
