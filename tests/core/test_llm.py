@@ -70,7 +70,7 @@ def test_the_first_step_is_no_queueing(llm: LLM, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(engine.executor, "submit", slow_submit)
     engine.add("slow", [1, 2, 3], SamplingParams(max_tokens=2))
     clock.advance(1.0)
-    outputs = []
+    outputs: list[RequestOutput] = []
     while engine.has_unfinished():
         outputs += engine.step()
     timings = outputs[-1].timings

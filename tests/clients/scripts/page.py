@@ -157,8 +157,7 @@ def busy(url: str, folder: Path) -> None:
             page.wait("a first token's time", lambda: page.text("ttft").endswith("s"))
             page.wait("hits", lambda: page.text("hits").endswith("%") and page.text("hits") != "0 %")
             # What is drawn: amber and blue in the timeline, more than ten colours of requests among the blocks.
-            colours = page.script(COLOURS)
-            assert colours["prefill"] and colours["decode"] and colours["blocks"] > 10, colours
+            page.wait("colours", lambda: page.script(COLOURS))
             page.picture(f"busy-{name}")
             if size is NARROW:
                 page.script("document.getElementById('engine').scrollIntoView()")
@@ -177,8 +176,8 @@ const pixels = (id) => {
   return found;
 };
 const steps = pixels("steps");
-return { prefill: steps.get(shade.prefill) || 0, decode: steps.get(shade.decode) || 0,
-         blocks: [...pixels("blocks").values()].filter((count) => count > 20).length };
+return steps.has(shade.prefill) && steps.has(shade.decode)
+       && [...pixels("blocks").values()].filter((count) => count > 20).length > 10;
 """
 
 
