@@ -27,6 +27,9 @@ _KEEP_ALIVE_S = 65
 _LAST_WORDS_S = 2.0
 """What clients get to read the error when the drain's deadline has passed."""
 _BACKLOG = 2048
+_UNSENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_UNSENT_BYTES = 64 * 1024
+"""So much may wait in a connection's socket beside what is on its way: megabytes would hide that nobody reads."""
 
 
 def serve(config: EngineConfig) -> int:
@@ -47,6 +50,8 @@ def bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"host: {host} is no address of this machine: {error.strerror}") from None
     sock = socket.socket(family, kind, proto)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if _UNSENT is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, _UNSENT, _UNSENT_BYTES)
     try:
         sock.bind(address)
         sock.listen(_BACKLOG)
