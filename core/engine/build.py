@@ -19,7 +19,8 @@ from ..kv.block_manager import BlockManager
 from ..kv.groups import kv_groups
 from ..models.config import HFConfig, read_config
 from ..models.declare import declare_params
-from ..models.gguf_config import config_from_gguf, gguf_names
+from ..models.gguf_config import config_from_gguf, with_gguf_pooler
+from ..models.gguf_names import gguf_names
 from ..models.heads import (
     computes_in_one_step,
     is_classifier,
@@ -141,13 +142,15 @@ def describe_model(config: EngineConfig, report: Report, *, with_images: bool = 
     if files.kind == "gguf":
         source = GGUFSource(files.path)
         hf_config = config_from_gguf(source.metadata, source.names(), source.read)
-        spec = with_asked_pooler(read_spec(hf_config), config.model.pooling)
+        spec = with_gguf_pooler(with_default_pooler(read_spec(hf_config), hf_config), source.metadata)
+        spec = with_asked_pooler(spec, config.model.pooling)
+        names = gguf_names(str(source.metadata["general.architecture"]), spec, source.names())
         return Model(
             name=files.name,
             path=files.path,
             config=hf_config,
             spec=spec,
-            names=with_head_names(gguf_names(spec), spec),
+            names=with_head_names(names, spec),
             gguf=source,
         )
     hf_config = read_config(files.path)

@@ -141,6 +141,13 @@ def _iq4_nl(blocks: Bytes) -> Floats:
     return _scaled(_half(blocks, 0), _IQ4_CODES[_fields(blocks[:, 2:], 4, 16)])
 
 
+def iq4_nl_as_q8_0(rows: Bytes) -> Bytes:
+    """Rows of blocks of iq4_nl as those of q8_0, which have the same scale and the codes' values."""
+    blocks = rows.reshape(-1, 18)
+    values = _IQ4_CODES[_fields(blocks[:, 2:], 4, 16)].reshape(len(blocks), 32)
+    return np.concatenate([blocks[:, :2], values.view(np.uint8)], axis=1).reshape(len(rows), -1)
+
+
 def _iq4_xs(blocks: Bytes) -> Floats:
     # 8 scales of 6 bits: two bytes of high pairs of bits, four bytes of low nibbles, both value by value.
     high = _fields(blocks[:, 2:4], 2, 1)

@@ -101,6 +101,8 @@ class CheckpointParams:
             if tensor.scales is not None and not is_in_place(piece.stored, item.param):
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor), scales=None, offsets=None)
             tensor = _rearrange(tensor, piece.stored, item.param)
+            if piece.stored.minus_exp:
+                tensor = replace(tensor, dtype="float32", data=np.log(-to_float32(tensor)))
             if item.param.plus_one and not self._adds_one:
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor) + np.float32(1.0))
             if piece.stored.scaled_by:
@@ -147,8 +149,8 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
         shape = (shape[0], math.prod(shape[1:]))
         data = np.swapaxes(data.reshape(shape[0], -1, stored.kernel), 1, 2).reshape(shape)
     if stored.reshape:
-        shape = param.shape
-        data = data.reshape(shape)
+        data = data.reshape(-1, *param.shape[1:])
+        shape = data.shape
     if stored.transpose:
         data, shape = np.swapaxes(data, -1, -2), (*shape[:-2], shape[-1], shape[-2])
     if stored.stacked:
@@ -251,7 +253,9 @@ class _Resolver:
                 if stored.transpose and stored.stacked and info.shape == matrix != (matrix[0], *matrix[:0:-1]):
                     stored = replace(stored, transpose=False)
                 if stored.scaled_by:
-                    scales = _Found(found.canonical, Stored(name=stored.scaled_by), self.find(stored.scaled_by))
+                    infos = self.find(stored.scaled_by)
+                    is_scalar = not stored.stacked and any(info.shape == (1,) for info in infos)
+                    scales = _Found(found.canonical, Stored(name=stored.scaled_by, is_scalar=is_scalar), infos)
                     for piece in self.take(param, scales, (param.num_stacked if stored.stacked else shape[0],)):
                         stored = replace(stored, scaled_by=piece.info.name if piece.info is not None else "")
                 num_beyond = shape[0] - info.shape[0] if stored.first_beyond and info.shape else 0

@@ -22,7 +22,7 @@ class Stored:
     stacked: stored with an axis in front for the param's num_stacked matrices or vectors; such matrices may be
     transposed or not, as their shape tells.
     scaled_by: the name of a vector whose numbers multiply the stacked matrices, or rows. is_scalar: one number for
-    all values.
+    all values. minus_exp: -exp(x) is stored for each x.
     share: the tensor holds such parts for all j, one under the other; this is the j-th one.
     first_beyond: rows that the tensor lacks at its end are its first one.
     skip_rows: rows at the top that are never read (OPT's first two positions); extra_rows: such ones at the bottom.
@@ -44,6 +44,7 @@ class Stored:
     stacked: bool = False
     scaled_by: str = ""
     is_scalar: bool = False
+    minus_exp: bool = False
     share: bool = False
     first_beyond: bool = False
     skip_rows: int = 0

@@ -230,8 +230,8 @@ def test_blocks_without_a_kernel_are_named(caplog: pytest.LogCaptureFixture, mon
         tensors = loaded.tensors
         if loaded.param.name.endswith("down_proj.weight"):
             rows, cols = tensors[0].shape
-            data = np.zeros((rows, cols // 32 * 18), np.uint8)
-            tensors = (HostTensor(name="blocks", dtype="iq4_nl", shape=(rows, cols), data=data),)
+            data = np.zeros((rows, cols // 32 * 17), np.uint8)
+            tensors = (HostTensor(name="blocks", dtype="mxfp4", shape=(rows, cols), data=data),)
         params.append(LoadedParam(param=loaded.param, tensors=tensors))
     device = open_device(EngineConfig(device=DeviceConfig(device="cpu", threads=1)))
     runner = device.runner(tiny_config(spec))
@@ -239,7 +239,28 @@ def test_blocks_without_a_kernel_are_named(caplog: pytest.LogCaptureFixture, mon
     monkeypatch.setattr(DummyParams, "__iter__", lambda self: iter(params))
     runner.load(source)
     runner.close()
-    assert "types=iq4_nl dtype=float32" in caplog.text
+    assert "types=mxfp4 dtype=float32" in caplog.text
+
+
+def test_codes_of_iq4_nl_are_kept_as_bytes() -> None:
+    """Which hold its values without loss: the products are those of the blocks as the gguf package reads them."""
+    pytest.importorskip("headrace.kernels.cpu._ops", reason="the kernels are not built: pip install -e .")
+    import gguf
+
+    from headrace.platforms.cpu.native.ops import native_ops
+    from headrace.platforms.cpu.native.weights import packed_bytes
+
+    random = np.random.default_rng(2)
+    data = random.integers(0, 256, (20, 2 * 18), np.uint8)
+    for block in range(2):
+        data[:, 18 * block : 18 * block + 2] = random.normal(size=(20, 1)).astype(np.float16).view(np.uint8)
+    tensor, ops = (
+        HostTensor(name="weight", dtype="iq4_nl", shape=(20, 64), data=data),
+        native_ops("float32", keep_blocks=True),
+    )
+    assert packed_bytes((32, 64), "iq4_nl") == packed_bytes((32, 64), "q8_0")
+    rows = ops.embedding(np.arange(20, dtype=np.int32), ops.pack_linear([tensor], dtype="float32", device="cpu"))
+    np.testing.assert_array_equal(rows, gguf.quants.dequantize(data, gguf.GGMLQuantizationType.IQ4_NL))
 
 
 def test_small_float16_weights_are_numbers_in_float32() -> None:

@@ -1,7 +1,7 @@
 """Jamba: Mamba, an attention layer without rope now and then, experts in every other layer."""
 
 from ..config import HFConfig
-from ..hybrids import mixer_modules, mixer_tensors, read_mamba, replace_with_mixers
+from ..hybrids import mixer_modules, mixer_tensors, read_mamba, recurrent_layers, replace_with_mixers
 from ..llama_like import llama_like, turn_only
 from ..mixtures import read_experts, replace_with_experts
 from ..name_tables import llama_names
@@ -31,9 +31,11 @@ def to_spec(config: HFConfig) -> ModelSpec:
     layers = range(config.num_layers())
     period, offset = config.size("attn_layer_period", 8), config.integer("attn_layer_offset", 4)
     spec = turn_only(llama_like(config), [False] * len(layers))
-    spec = replace_with_mixers(spec, read_mamba(config, spec.norm), [i % period != offset for i in layers])
+    is_recurrent = recurrent_layers(config, "layers_block_type") or [i % period != offset for i in layers]
+    spec = replace_with_mixers(spec, read_mamba(config, spec.norm), is_recurrent)
     period, offset = config.size("expert_layer_period", 2), config.integer("expert_layer_offset", 1)
     if config.size("num_experts") == 1:
         return spec
     moe = read_experts(config, size="intermediate_size", renormalize=False)
-    return replace_with_experts(spec, moe, [i % period == offset for i in layers])
+    kinds = config.texts("mlp_layer_types") or ["sparse" if i % period == offset else "dense" for i in layers]
+    return replace_with_experts(spec, moe, [kind == "sparse" for kind in kinds])

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.core.config import DTYPES
+from headrace.core.weights.block_types import iq4_nl_as_q8_0
 from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.quantize import Scheme, not_finite
 from headrace.core.weights.source import HostTensor, LoadedParam
@@ -16,9 +17,11 @@ from headrace.kernels.cpu import _ops
 
 BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 """GGUF block types that the kernels multiply as they stand."""
+KEPT_BLOCKS = (*BLOCK_FORMATS, "iq4_nl")
+"""Those whose values the kernels' blocks hold."""
 HALVES = ("bfloat16", "float16")
 """Dtypes that the kernels widen as they read, which gives the bits of float32 at half its bytes."""
-SCHEMES = (*BLOCK_FORMATS, *HALVES, "int8", "int5", "int4")
+SCHEMES = (*KEPT_BLOCKS, *HALVES, "int8", "int5", "int4")
 STORED_DTYPES = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 """What numpy calls the dtypes of activations."""
 _CHUNK_VALUES = 1 << 22
@@ -57,12 +60,13 @@ def choose_layout(tensors: Sequence[HostTensor], dtype: str, *, keep_blocks: boo
 
 def is_kept(stored: str, dtype: str) -> bool:
     """True if a weight may stay as a checkpoint has it while activations are `dtype`."""
-    return stored in BLOCK_FORMATS or (dtype == "float32" and stored in HALVES)
+    return stored in KEPT_BLOCKS or (dtype == "float32" and stored in HALVES)
 
 
 def layout_of(format: str | Scheme) -> Layout:
     """The layout of a dtype, a block type or a scheme. Groups of 32 are blocks: scales are float16 numbers."""
     if isinstance(format, str):
+        format = "q8_0" if format == "iq4_nl" else format  # which holds its values without loss
         return Layout(format=format)  # type: ignore[arg-type]
     if format.name == "int8":
         return Layout(format="q8_0" if format.group else "int8")
@@ -98,6 +102,8 @@ def write(weight: _ops.PackedWeight, layout: Layout, start: int, tensor: HostTen
     """Write rows of a packed weight from `start` on. Raises WeightError for a NaN or an infinity."""
     if tensor.scales is not None and layout.format not in DTYPES:
         _write_codes(weight, start, tensor, tensor.scales, layout)
+    elif tensor.dtype == "iq4_nl" and layout.format == "q8_0":
+        weight.write_blocks(start, iq4_nl_as_q8_0(np.ascontiguousarray(tensor.data)))
     elif layout.format in BLOCK_FORMATS:
         weight.write_blocks(start, np.ascontiguousarray(tensor.data))
     else:
