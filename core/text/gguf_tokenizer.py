@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 _PREFIX = "tokenizer.ggml."
-_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|return|>")
+_TURN_ENDS = frozenset(("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|return|>"))
 """Control tokens that end a turn, for files that do not name theirs."""
 _BYTE_ALPHABET = frozenset(CHAR_OF_BYTE)
 _REMEDIES = (
@@ -102,10 +103,10 @@ _NAMES = {
 
 def _read_vocabulary(metadata: Mapping[str, Any], default_ids: Mapping[str, int]) -> _Vocabulary:
     tokens = _read_list(metadata, "tokens")
-    if not tokens or not all(isinstance(token, str) for token in tokens):
+    if set(map(type, tokens)) != {str}:
         raise ModelError("the GGUF file's tokenizer.ggml.tokens is missing, empty or no list of texts")
-    types = [int(value) for value in _read_list(metadata, "token_type")] or [int(TokenType.NORMAL)] * len(tokens)
-    scores = [float(value) for value in _read_list(metadata, "scores")] or [0.0] * len(tokens)
+    types = list(map(int, _read_list(metadata, "token_type"))) or [int(TokenType.NORMAL)] * len(tokens)
+    scores = list(map(float, _read_list(metadata, "scores"))) or [0.0] * len(tokens)
     for name, values in (("token_type", types), ("scores", scores)):
         if len(values) != len(tokens):
             raise ModelError(
@@ -137,9 +138,9 @@ def _read_list(metadata: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _split_merges(merges: list[Any]) -> list[tuple[str, str]]:
-    if all(isinstance(merge, str) and " " in merge for merge in merges):
+    if set(map(type, merges)) == {str} and set(map(str.count, merges, repeat(" "))) == {1}:  # as a rule, and fast
         pieces = " ".join(merges).split(" ")
-        if len(pieces) == 2 * len(merges) and "" not in pieces:  # one space in each: as a rule, and fast
+        if "" not in pieces:
             return list(zip(pieces[::2], pieces[1::2], strict=True))
     return [_split_merge(merge) for merge in merges]
 
@@ -159,8 +160,8 @@ def _read_info(vocabulary: _Vocabulary) -> TokenizerInfo:
     if "eot" not in vocabulary.named:
         ends += [
             id
-            for id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-            if kind == TokenType.CONTROL and token in _TURN_ENDS
+            for id, token in enumerate(vocabulary.tokens)
+            if token in _TURN_ENDS and vocabulary.types[id] == TokenType.CONTROL
         ]
     base = "tokenizer.chat_template"
     templates = {
@@ -273,7 +274,7 @@ def _bpe(make: Any, ids: dict[str, int], merges: list[tuple[str, str]], **option
 
 
 def _ids_by_token(spellings: Sequence[str], tokens: Sequence[str]) -> dict[str, int]:
-    ids = {spelling: id for id, spelling in reversed(list(enumerate(spellings)))}
+    ids = dict(zip(reversed(spellings), reversed(range(len(spellings))), strict=True))
     if len(ids) != len(spellings):
         id = next(id for id, spelling in enumerate(spellings) if ids[spelling] != id)
         raise ModelError(
@@ -311,11 +312,12 @@ def _implied_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 def _add_marked_tokens(backend: "tokenizers.Tokenizer", vocabulary: _Vocabulary) -> None:
     from tokenizers import AddedToken
 
+    marked = [(vocabulary.tokens[id], kind) for id, kind in enumerate(vocabulary.types) if kind in _MARKED]
     special, plain = (
         [
             AddedToken(token, normalized=False, special=is_special)
-            for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
-            if _MARKED.get(kind) is is_special and token and backend.token_to_id(token) is not None
+            for token, kind in marked
+            if _MARKED[kind] is is_special and token and backend.token_to_id(token) is not None
         ]
         for is_special in (True, False)
     )

@@ -34,6 +34,8 @@ _STRING, _ARRAY = 8, 9
 _MAX_NESTING = 4
 _MAX_ARRAY = 1 << 24
 """Values of a metadata array; vocabularies have under a million, and a list takes many times the file's bytes."""
+_SHORT_WINDOW_BYTES = 32
+"""For a string of a vocabulary and its length, on average; most take half of it."""
 _MAX_DIMS = 4
 _MAX_NAME_BYTES = 1024
 _DEFAULT_ALIGNMENT = 32
@@ -226,10 +228,34 @@ class _Reader:
 
     def string(self) -> str:
         """One string."""
-        return self.strings(1)[0]
+        return self.any_strings(1)[0]
 
     def strings(self, count: int) -> list[str]:
-        """`count` strings. The loop is bare because a vocabulary has hundreds of thousands."""
+        """`count` strings. A vocabulary has hundreds of thousands: as a rule `short_strings` reads them."""
+        return self.short_strings(count) or self.any_strings(count)
+
+    def short_strings(self, count: int) -> list[str]:
+        """`count` strings of 1 to 255 bytes, which seven zeros of each length keep apart; [] if they are others."""
+        window = bytes(self.view[self.position : self.position + _SHORT_WINDOW_BYTES * count])
+        # A length; a text and the next length; ...; the last text and what follows.
+        first, *pieces = window.split(bytes(7), count)
+        if len(pieces) != count or len(first) != 1:
+            return []
+        try:
+            lengths = [first[0], *[piece[-1] for piece in pieces[:-1]]]
+            pieces[-1] = pieces[-1][: lengths[-1] + 1]
+            if [len(piece) - 1 for piece in pieces] != lengths:
+                return []
+            texts = str(b"\0".join([piece[:-1] for piece in pieces]), "utf-8").split("\0")
+        except (IndexError, UnicodeDecodeError):
+            return []
+        if len(texts) != count:
+            return []
+        self.position += 8 * count + sum(lengths)
+        return texts
+
+    def any_strings(self, count: int) -> list[str]:
+        """`count` strings, one after the other. Raises WeightError."""
         view, position, end = self.view, self.position, len(self.view)
         unpack = struct.Struct("<Q").unpack_from
         result: list[str] = []

@@ -3,6 +3,7 @@
 import struct
 import time
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,23 @@ def test_reads_what_the_package_wrote(tmp_path: Path, alignment: int | None) -> 
     assert source.info("bf16").dtype == "bfloat16"
     source.close()
     source.close()
+
+
+TEXTS = st.text(alphabet="\0\x07a\u0120\U0001f600", max_size=40) | st.integers(0, 300).map("x".__mul__)
+
+
+@settings(max_examples=200)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=8), follows=st.integers(0, 2**32 - 1))
+def test_strings_of_any_length_and_with_zeros_are_kept(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], follows: int
+) -> None:
+    path = tmp_path_factory.mktemp("texts") / "m.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_array("texts", texts)
+    writer.add_uint32("follows", follows)
+    finish(writer)
+    with closing(GGUFSource(path)) as source:
+        assert source.metadata["texts"] == texts and source.metadata["follows"] == follows
 
 
 def test_a_vocabulary_reads_fast(tmp_path: Path) -> None:
