@@ -6,6 +6,10 @@
 
 #ifdef __x86_64__
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -26,6 +30,9 @@ const Kernels *table();
 namespace avx512_bf16 {
 const Kernels *table();
 }
+namespace avx512_amx {
+const Kernels *table();
+}
 namespace neon_dot {
 const Kernels *table();
 }
@@ -36,6 +43,9 @@ namespace emulated_avx512 {
 const Kernels *table();
 }
 namespace emulated_avx512_bf16 {
+const Kernels *table();
+}
+namespace emulated_amx {
 const Kernels *table();
 }
 
@@ -79,6 +89,19 @@ bool os_saves(unsigned long long mask) {
 
 [[maybe_unused]] bool has_avx512_bf16() {
     return has_avx512() && bit(cpuid(7, 0).ecx, 11) && bit(cpuid(7, 1).eax, 5);  // VNNI, BF16
+}
+
+// Tiles must be asked for: the kernel keeps their 8 KiB only for processes that use them.
+[[maybe_unused]] bool has_amx() {
+#ifdef __linux__
+    constexpr unsigned kTiles = 1u << 22 | 1u << 24 | 1u << 25;  // BF16, TILE, INT8
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    if (!has_avx512_bf16() || !os_saves(0x60000)) return false;
+    if ((cpuid(7, 0).edx & kTiles) != kTiles) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
 }
 #elif defined(__aarch64__) && defined(__linux__)
 [[maybe_unused]] bool has_neon_dot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
@@ -136,6 +159,9 @@ const std::vector<Tier> &compiled_tiers() {
 #ifdef HEADRACE_TIER_avx512_bf16
         {"avx512_bf16", avx512_bf16::table, has_avx512_bf16, false},
 #endif
+#ifdef HEADRACE_TIER_avx512_amx
+        {"avx512_amx", avx512_amx::table, has_amx, false},
+#endif
 #ifdef HEADRACE_TIER_neon_dot
         {"neon_dot", neon_dot::table, has_neon_dot, false},
 #endif
@@ -147,6 +173,9 @@ const std::vector<Tier> &compiled_tiers() {
 #endif
 #ifdef HEADRACE_TIER_emulated_avx512_bf16
         {"emulated_avx512_bf16", emulated_avx512_bf16::table, always, true},
+#endif
+#ifdef HEADRACE_TIER_emulated_amx
+        {"emulated_amx", emulated_amx::table, always, true},
 #endif
     };
     return tiers;

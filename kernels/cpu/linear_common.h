@@ -223,6 +223,20 @@ INLINE V finish(const Weight &weight, I total, int64_t row, float x_scale) {
     return dequantize(total, load<V>(weight.scales + row), weight.sums + row, x_scale);
 }
 
+// What a tile of int8 needs to know beside its target.
+template <class T>
+struct ScaledTarget : Target<T> {
+    const float *x_scales;  // of the block's first row
+    const float *w_scales;  // of the tile's first output
+    const int32_t *w_sums;
+
+    using Target<T>::put;
+    INLINE void put(int64_t r, int v, I total) const {
+        if (this->left <= v * kLanes) return;  // behind the last panel
+        put(r, v, dequantize(total, load<V>(w_scales + v * kLanes), w_sums + v * kLanes, x_scales[r]));
+    }
+};
+
 // Store kLanes results of one token from output `row` on.
 template <class T>
 INLINE void put(const LinearArgs &args, int64_t token, int64_t row, V value) {

@@ -107,20 +107,6 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
     }
 }
 
-// What a tile of int8 needs to know beside its target.
-template <class T>
-struct ScaledTarget : Target<T> {
-    const float *x_scales;  // of the block's first row
-    const float *w_scales;  // of the tile's first output
-    const int32_t *w_sums;
-
-    using Target<T>::put;
-    INLINE void put(int64_t r, int v, I total) const {
-        if (this->left <= v * kLanes) return;  // behind the last panel
-        put(r, v, dequantize(total, load<V>(w_scales + v * kLanes), w_sums + v * kLanes, x_scales[r]));
-    }
-};
-
 // All rows of a block, kTileRows at a time.
 template <class Reader, class T>
 void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece, char *sums,

@@ -1,5 +1,6 @@
 """Packed linear products and embedding rows against float64, and their bits across batch sizes and threads."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -114,11 +115,11 @@ def test_linear(kit: Any, tier: str, format: str, dtype: str, num_tokens: int, r
 @pytest.mark.parametrize("cols", [1, 2, 3, 5, 7, 13, 31, 577])
 def test_odd_numbers_of_columns(kit: Any, tier: str, format: str, cols: int) -> None:
     weight, meaning = make(kit, format, 19, cols)
-    for num_tokens in (1, 3):
-        x = rng(3, cols).standard_normal((num_tokens, cols)).astype(np.float32)
-        out = kit.Guarded((num_tokens, 19), "float32")
+    for num_tokens, dtype in itertools.product((1, 3, 18), ("float32", "bfloat16")):
+        x = kit.to_dtype(rng(3, cols).standard_normal((num_tokens, cols)), dtype)
+        out = kit.Guarded((num_tokens, 19), dtype)
         ops.linear(out.array, x, weight)
-        limit = 1e-5 if format == "int8" else 1e-9
+        limit = max(kit.limits[dtype], 1e-5 if format == "int8" else 0)
         assert kit.nmse(out.check(), oracle(kit, format, x, meaning, None)) < limit
 
 
