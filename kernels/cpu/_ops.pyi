@@ -54,6 +54,12 @@ def set_num_threads(num_threads: int) -> None:
 def num_regions() -> int:
     """Parallel regions run so far by this process."""
 
+def numa_nodes() -> list[list[int]]:
+    """CPUs of each node of memory that this thread may run on; those without any are left out."""
+
+def set_numa_folder(folder: str) -> None:
+    """Where nodes are described, instead of /sys/devices/system/node, from the next pool of threads on; for tests."""
+
 def allocated_bytes() -> int:
     """Address space held for packed weights and KV caches."""
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "convert.h"
+#include "numa.h"
 
 namespace headrace {
 namespace {
@@ -52,6 +53,7 @@ KVMemory::KVMemory(std::int64_t num_blocks, std::int64_t block_size, std::int64_
                    KVDtype dtype)
     : cache_(layout(num_blocks, block_size, num_kv_heads, head_dim, dtype)) {
     memory_ = allocate(static_cast<std::size_t>(kv_bytes(num_blocks, block_size, num_kv_heads, head_dim, dtype)));
+    place_by_turns(memory_);
     cache_.keys = memory_.data;
     cache_.values = memory_.data + num_blocks * num_kv_heads * cache_.key_bytes;
 }

@@ -9,6 +9,7 @@
 #include "convert.h"
 #include "isa.h"
 #include "memory.h"
+#include "numa.h"
 #include "pack.h"
 #include "sampling.h"
 #include "thread_pool.h"
@@ -352,6 +353,8 @@ NB_MODULE(_ops, m) {
     m.def("num_threads", &num_threads);
     m.def("set_num_threads", &set_num_threads, "num_threads"_a);
     m.def("num_regions", &num_regions);
+    m.def("numa_nodes", &numa_nodes);
+    m.def("set_numa_folder", &set_numa_folder, "folder"_a);
     m.def("allocated_bytes", &allocated_bytes);
     m.def("packed_bytes",
           [](const std::string &format, std::int64_t rows, std::int64_t cols, std::int64_t group) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "convert.h"
+#include "numa.h"
 #include "pack_blocks.h"
 #include "thread_pool.h"
 
@@ -71,6 +72,7 @@ std::int64_t packed_bytes(Format format, std::int64_t rows, std::int64_t cols, s
 PackedWeight::PackedWeight(Format format, std::int64_t rows, std::int64_t cols, std::int64_t group) {
     const Shape shape = shape_of(format, rows, cols, group);
     memory_ = allocate(static_cast<std::size_t>(packed_bytes(format, rows, cols, group)));
+    place_by_threads(memory_);
     const std::int64_t columns = has_blocks(format) ? group_columns(format, group) : 0;
     weight_ = {format, rows, cols, shape.padded_cols, shape.panel_bytes, columns, memory_.data, nullptr, nullptr};
     if (format == Format::i8) {

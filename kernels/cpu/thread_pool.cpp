@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "numa.h"
+
 namespace headrace {
 namespace {
 
@@ -96,6 +98,7 @@ class Pool {
   public:
     explicit Pool(int num_threads)
         : scratch_(static_cast<std::size_t>(num_threads)), arrived_(static_cast<std::size_t>(num_threads)) {
+        if (nodes_.size() < 2) nodes_ = {{}};
         try {
             for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this, i] { work(i); });
         } catch (...) {  // the system's limit on threads
@@ -113,6 +116,7 @@ class Pool {
         reserve(scratch_bytes);
         body_ = &body;
         region_.raise();
+        const KeptTo kept(cpus_of(0));
         const FlushDenormals flush;
         body(context(0));
         barrier(0);
@@ -142,7 +146,13 @@ class Pool {
         for (std::thread &worker : workers_) worker.join();
     }
 
+    // Where a thread belongs; none if it may run anywhere.
+    const std::vector<int> &cpus_of(int thread) const {
+        return nodes_[node_of_thread(thread, size(), nodes_.size())];
+    }
+
     void work(int thread) {
+        const KeptTo kept(cpus_of(thread));
         const FlushDenormals flush;
         for (unsigned next = 1;; ++next) {
             region_.wait(next);
@@ -171,6 +181,7 @@ class Pool {
         scratch_bytes_ = size;
     }
 
+    Nodes nodes_ = numa_nodes();
     std::vector<std::unique_ptr<char, AlignedFree>> scratch_;  // one a thread
     std::size_t scratch_bytes_ = 0;
     const std::function<void(const Context &)> *body_ = nullptr;  // null asks the workers to end

@@ -24,7 +24,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 TIERS = ("scalar", "neon_dot", "neon_bf16")
-SHARED = ("attention_plan", "isa", "memory", "pack", "pack_blocks", "thread_pool")
+SHARED = ("attention_plan", "isa", "memory", "numa", "pack", "pack_blocks", "thread_pool")
 FORMATS: tuple[str, ...] = tuple("float32 bfloat16 float16 int8 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k int4".split())
 """In the order of kernels.h."""
 DTYPES = ("float32", "bfloat16", "float16")

@@ -111,6 +111,55 @@ def test_many_callers_and_many_regions() -> None:
     assert not failures
 
 
+def save_nodes(folder: Path, **cpus: str) -> Path:
+    """Nodes of memory as Linux describes them; cpus: lists by node, "0-3,8"."""
+    (folder / "online").write_text(",".join(name.removeprefix("node") for name in cpus) + "\n")
+    for name, listed in cpus.items():
+        (folder / name).mkdir()
+        (folder / name / "cpulist").write_text(f"{listed}\n")
+    return folder
+
+
+def test_nodes_of_memory(tmp_path: Path) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    assert sorted(sum(ops.numa_nodes(), [])) in ([], mine)
+    first, last = mine[0], mine[-1]
+    folder = save_nodes(
+        tmp_path, node0=f"{first}", node2="", node3=f"8000-8003,{first}-{last}", node4="8004", node5="x"
+    )
+    code = "ops.set_numa_folder({!r}); print(ops.numa_nodes())"
+    assert child(code.format(str(folder))).stdout == f"{[[first], mine]}\n"
+    assert child(code.format(str(tmp_path / "nowhere"))).stdout == "[]\n"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU is one node")
+def test_threads_and_weights_keep_to_their_nodes(tmp_path: Path) -> None:
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    save_nodes(tmp_path, node0=f"{first}", node1=f"{second}")
+    code = f"""
+import os
+import numpy as np
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+before = os.sched_getaffinity(0), set(os.listdir("/proc/self/task"))
+ops.set_numa_folder({str(tmp_path)!r})
+ops.set_num_threads(4)
+held = resident()
+weight = ops.PackedWeight("float32", 4096, 4096)
+print(resident() - held > 60 * 2**20)
+workers = sorted(set(os.listdir("/proc/self/task")) - before[1], key=int)
+print([sorted(os.sched_getaffinity(int(worker))) for worker in workers])
+weight.write_dense(0, np.eye(4096, dtype=np.float32))
+x, out = np.random.default_rng(0).standard_normal((7, 4096)).astype(np.float32), np.empty((7, 4096), np.float32)
+ops.linear(out, x, weight)
+print((out == x).all(), os.sched_getaffinity(0) == before[0])
+cache = ops.KVCache(64, 16, 2, 64, "float32")
+"""
+    assert child(code).stdout.splitlines() == ["True", f"{[[first], [second], [second]]}", "True True"]
+
+
 def test_kernels_run_in_a_child_of_fork() -> None:
     code = """
 import os, warnings, numpy as n
