@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _UNLIMITED = 10**9
 _MAX_ERRORS = 3
+_LIVE = ("stream", "stream_options", "background")
+"""Fields of a request about how somebody waits for its answer; here nobody does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,9 +175,7 @@ class _Batch:
 
     async def _answer(self, line: dict[str, Any]) -> None:
         try:
-            body = dict(line["body"])
-            body.pop("stream", None)
-            body.pop("stream_options", None)
+            body = {name: value for name, value in line["body"].items() if name not in _LIVE}
             status, request_id, answer = await call(self._app, line["url"], body)
         finally:
             self._room.release()

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from ..stages import EncoderInput, ImageInput
@@ -99,6 +100,7 @@ class Generation:
         self.first_token_s: float | None = None
         self.done_s: float | None = None
         self.num_cached_tokens = 0
+        self.num_output_tokens = 0  # of all completions so far
         self.finish_reasons: dict[int, str] = {}
         self.failure: ApiError | ClientGone | None = None
         self._on_done = on_done
@@ -107,19 +109,14 @@ class Generation:
         self._accepted = 0
         self._at_end: list[Callable[[], None]] = []
 
-    @property
+    @cached_property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompts; the completions of one prompt share it."""
+        """Tokens of the prompts, once all completions are there; those of one prompt share it."""
         prompts = {
             id(one.prompt_token_ids): len(one.prompt_token_ids) + len(one.encoder.token_ids if one.encoder else ())
             for one in self.completions
         }
         return sum(prompts.values())
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens of all completions so far."""
-        return sum(len(completion.output_token_ids) for completion in self.completions)
 
     @property
     def is_done(self) -> bool:
@@ -158,6 +155,7 @@ class Generation:
         """Take what is new of a completion."""
         if self.is_done:
             return
+        self.num_output_tokens += len(output.token_ids)
         if self.scheduled_s is None:
             self.scheduled_s = output.scheduled_s
         if output.token_ids and self.first_token_s is None:

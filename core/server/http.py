@@ -1,6 +1,7 @@
 """Reading requests and writing responses: JSON with a limit, streams of events, clients that leave or do not read."""
 
 import asyncio
+import codecs
 import gc
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -32,7 +33,7 @@ _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
 async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
     """The body as a value of a msgspec type. Raises ApiError 400, 408 or 413, or ClientGone."""
-    body = await read_body(request, max_bytes)
+    body = (await read_body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
     _check_containers(body)
     decoder = _DECODERS.get(kind)
     if decoder is None:

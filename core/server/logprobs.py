@@ -12,19 +12,24 @@ _LOWEST = -9999.0
 """In place of minus infinity, which JSON cannot write."""
 
 
-def chat_logprobs(positions: Sequence[TokenEntries], num_top: int) -> list[ContentLogprob]:
-    """One entry a token. num_top: how many most likely ones were asked for; the chosen one stands among them."""
+def chat_logprobs(positions: Sequence[TokenEntries], num_top: int, *, by_id: bool = False) -> list[ContentLogprob]:
+    """One entry a token. num_top: how many most likely ones were asked for; the chosen one stands among them. by_id:
+    tokens are named by their ids."""
     found = []
     for entries in positions:
         chosen = entries[0]
         top = _by_likelihood(entries) if num_top else []
         found.append(
             ContentLogprob(
-                token=chosen.text,
+                token=_name(chosen.token_id, chosen.text, by_id),
                 logprob=_finite(chosen.logprob),
                 bytes=list(chosen.token_bytes),
                 top_logprobs=[
-                    TopLogprob(token=entry.text, logprob=_finite(entry.logprob), bytes=list(entry.token_bytes))
+                    TopLogprob(
+                        token=_name(entry.token_id, entry.text, by_id),
+                        logprob=_finite(entry.logprob),
+                        bytes=list(entry.token_bytes),
+                    )
                     for entry in top
                 ],
             )
@@ -56,8 +61,10 @@ class LegacyLogprobs:
     take no room.
     """
 
-    def __init__(self, offset: int, skipped: frozenset[int]) -> None:
-        """offset: characters before the first token. skipped: ids whose text is left out."""
+    def __init__(self, offset: int, skipped: frozenset[int], *, by_id: bool = False) -> None:
+        """offset: characters before the first token. skipped: ids whose text is left out. by_id: tokens are named by
+        their ids."""
+        self._by_id = by_id
         self._offset = offset
         self._skipped = skipped
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -76,16 +83,16 @@ class LegacyLogprobs:
             if token_id not in self._skipped:
                 self._offset += len(self._utf8.decode(token_bytes))
             if entries is None:
-                result.tokens.append(text)
+                result.tokens.append(_name(token_id, text, self._by_id))
                 result.token_logprobs.append(None)
                 result.top_logprobs.append(None)
                 continue
             chosen = entries[0]
-            result.tokens.append(chosen.text)
+            result.tokens.append(_name(chosen.token_id, chosen.text, self._by_id))
             result.token_logprobs.append(_finite(chosen.logprob))
             top: dict[str, float] = {}
             for entry in _by_likelihood(entries):
-                top.setdefault(entry.text, _finite(entry.logprob))
+                top.setdefault(_name(entry.token_id, entry.text, self._by_id), _finite(entry.logprob))
             result.top_logprobs.append(top)
         return result
 
@@ -100,6 +107,10 @@ def extend(first: CompletionLogprobs | None, second: CompletionLogprobs) -> Comp
     if first.top_logprobs is not None and second.top_logprobs is not None:
         first.top_logprobs += second.top_logprobs
     return first
+
+
+def _name(token_id: int, text: str, by_id: bool) -> str:
+    return f"token_id:{token_id}" if by_id else text
 
 
 def _by_likelihood(entries: TokenEntries) -> list[LogprobEntry]:

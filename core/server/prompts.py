@@ -167,6 +167,19 @@ class Prompts:
             threads.shutdown(wait=False, cancel_futures=True)
 
 
+def last_tokens(token_ids: list[int], limit: int | None, max_model_len: int, max_tokens: int | None) -> list[int]:
+    """The end of a prompt that is to be cut to `limit` tokens (truncate_prompt_tokens; None: it is not), or by -1 to
+    what leaves room for max_tokens. Raises RequestError."""
+    if limit is None:
+        return token_ids
+    if limit < -1 or limit == 0:
+        raise RequestError(
+            f"truncate_prompt_tokens must be -1 or at least 1, got {limit}", code="invalid_sampling_params"
+        )
+    room = max(1, max_model_len - (1 if max_tokens is None else max_tokens))
+    return token_ids[-(room if limit == -1 else limit) :]
+
+
 def image_limits(config: ServerConfig) -> ImageLimits:
     """What images of requests may be: no files of this machine, and no other one's unless that is allowed."""
     return ImageLimits(

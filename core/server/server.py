@@ -157,16 +157,17 @@ class Server:
             check_encoder_input(source, self.limits)
         generation = self._new_generation(request, generation_id)
         seed = secrets.randbits(63) if params.seed is None else params.seed
+        # A seed of its own for each of a prompt, from here on: a crash changes nothing of what is sampled.
+        seeds = [params.seed if params.is_greedy else (seed + i) % 2**64 for i in range(params.n)]
+        wires = [params_to_wire(replace(params, n=1, seed=own)) for own in seeds]
         for number, prompt in enumerate(prompts):
-            for i in range(params.n):
-                # A seed of its own for each, from here on: a crash changes nothing of what is sampled.
-                own = replace(params, n=1, seed=(seed + i) % 2**64 if not params.is_greedy else params.seed)
+            for i, wire in enumerate(wires):
                 generation.completions.append(
                     Completion(
                         generation=generation,
                         index=number * params.n + i,
                         prompt_token_ids=prompt,
-                        sampling_params=params_to_wire(own),
+                        sampling_params=wire,
                         priority=priority,
                         cache_salt=cache_salt,
                         encoder=sources[number],

@@ -14,6 +14,7 @@ from ..vision.images import take_images
 from .chat_parser import ChatForm, TurnParser, chat_form, narrow_tools, with_parsed_arguments
 from .frames import Output
 from .generation import Generation
+from .prompts import last_tokens
 from .protocol.chat import ChatRequest
 from .protocol.common import sampling_params
 from .protocol.completions import FinishReason
@@ -44,6 +45,13 @@ async def read_turn(server: "Server", body: ChatRequest) -> Turn:
     narrow_tools(body)
     form = chat_form(body, server.format, server.prompts.tokenizer)
     prompt, token_ids, images = await render_with_images(server, body, body.messages)
+    if body.truncate_prompt_tokens is not None:
+        if images:
+            reason = "truncate_prompt_tokens: a prompt with images cannot be cut"
+            raise RequestError(reason, code="unsupported_parameter")
+        token_ids = last_tokens(
+            token_ids, body.truncate_prompt_tokens, server.limits.max_model_len, _max_tokens(body)
+        )
     params = sampling_params(body, server.defaults, **_params(body, form, prompt))
     return Turn(request=body, form=form, prompt=prompt, token_ids=token_ids, params=params, images=images)
 
@@ -142,6 +150,10 @@ def _template_options(body: ChatRequest) -> dict[str, Any]:
     return options
 
 
+def _max_tokens(body: ChatRequest) -> int | None:
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
 def _params(body: ChatRequest, form: ChatForm, prompt: str) -> dict[str, Any]:
     wanted = body.top_logprobs or 0
     if wanted and not body.logprobs:
@@ -150,7 +162,7 @@ def _params(body: ChatRequest, form: ChatForm, prompt: str) -> dict[str, Any]:
         reason = f"top_logprobs must be in [0, {MAX_LOGPROBS}], got {wanted}"
         raise RequestError(reason, code="invalid_sampling_params")
     fixed: dict[str, Any] = {
-        "max_tokens": body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
+        "max_tokens": _max_tokens(body),
         "structured_output": form.structured_output(structured_output(body), prompt),
     }
     if form.needs_special_tokens:

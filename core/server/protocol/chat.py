@@ -32,6 +32,8 @@ class ChatRequest(GenerationFields, kw_only=True):
     continue_final_message: bool | None = False
     add_special_tokens: bool | None = False
     echo: bool | None = False
+    """put the last message, if it is the assistant's, in front of the answer"""
+    include_reasoning: bool | None = True
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -116,6 +118,7 @@ class ChatResponse(msgspec.Struct, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[Any] | None = None
+    prompt_token_ids: list[int] | None = None
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -139,4 +142,6 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET

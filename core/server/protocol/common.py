@@ -74,7 +74,9 @@ class GenerationFields(SamplingFields, kw_only=True):
     guided_grammar: str | None = None
     use_beam_search: bool | None = None
     truncate_prompt_tokens: Int | None = None
-    return_tokens_as_token_ids: bool | None = None
+    """keep so many tokens of the end of a prompt; -1: as many as leave room for max_tokens"""
+    return_tokens_as_token_ids: bool | None = False
+    """log probabilities name tokens by their ids, as token_id:5, so that no two have one name"""
     return_token_ids: bool | None = False
 
 
@@ -142,8 +144,6 @@ def now() -> int:
 
 _UNSUPPORTED = {
     "use_beam_search": "this server samples; send n or best_of",
-    "truncate_prompt_tokens": "a prompt that is too long is an error; cut it before",
-    "return_tokens_as_token_ids": "send return_token_ids",
 }
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _NAMES = tuple(

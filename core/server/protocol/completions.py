@@ -44,6 +44,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: list[Any] | None = None
+    prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
 

@@ -51,6 +51,7 @@ class StoredResponse:
     history: list[dict[str, Any]]
     run: Run | None = None
     num_bytes: int = 0
+    is_deleted: bool = False
 
     def items(self) -> list[dict[str, Any]]:
         """History and output: what a next response goes on from."""
@@ -75,7 +76,10 @@ class ResponseStore:
         return len(self._kept)
 
     def put(self, stored: StoredResponse) -> None:
-        """Keep a response, or count it again when it has grown; the ones that were not used for longest go."""
+        """Keep a response, or count it again when it has grown; the ones that were not used for longest go. One that
+        was deleted while it was being made does not come back."""
+        if stored.is_deleted:
+            return
         self._forget(stored.response.id)
         stored.num_bytes = len(msgspec.json.encode((stored.response, stored.history)))
         if stored.run is not None:
@@ -103,6 +107,7 @@ class ResponseStore:
         """Forget a response, and stop it if it is not done. Raises ApiError 404."""
         stored = self.get(user, response_id)
         self._forget(response_id)
+        stored.is_deleted = True
         if stored.run is not None and not stored.run.is_done:
             stored.run.stop()
 

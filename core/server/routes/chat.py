@@ -1,7 +1,7 @@
 """/v1/chat/completions."""
 
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +38,6 @@ _UNSUPPORTED = {
     "chat_template": "templates come with the model or --chat-template, not with a request",
     "functions": "the old form of tools; send tools",
     "function_call": "the old form of tool_choice; send tool_choice",
-    "echo": "a chat's prompt is not given back",
 }
 
 
@@ -70,6 +69,7 @@ class _Answer:
         self._model = self._body.model or server.model_name
         self._turn = turn
         self._parsers: dict[int, TurnParser] = {}
+        self._echoed = _last_of_assistant(self._body.messages) if self._body.echo else ""
 
     def whole(self, generation: Generation, outputs: list[Output]) -> ChatResponse:
         """The response that is no stream."""
@@ -81,45 +81,62 @@ class _Answer:
             choices=[self._choice(index, output) for index, output in enumerate(outputs)],
             usage=usage(generation),
             prompt_logprobs=None if prompt is None else prompt_logprobs(prompt),
+            prompt_token_ids=self._turn.token_ids if self._body.return_token_ids else None,
             timings=timings(generation),
         )
 
     async def chunks(self, generation: Generation) -> AsyncIterator[ChatChunk]:
         """The events of a stream."""
         for index in range(len(generation.completions)):
-            yield self._chunk(generation, ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content="")))
+            first = self._chunk(
+                generation, ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=""))
+            )
+            if index == 0 and self._body.return_token_ids:
+                first.prompt_token_ids = self._turn.token_ids
+            yield first
+            if self._echoed:
+                yield self._chunk(generation, ChatChunkChoice(index=index, delta=ChatDelta(content=self._echoed)))
         while changes := await generation.changes():
             for index, output in changes:
                 check_output(output)
-                parser = self._parser(index)
-                parts = parser.feed(output.text)
-                if output.finish_reason is not None:
-                    parts += parser.finish()
-                deltas = [_delta(part) for part in parts]
-                logprobs = self._logprobs(output)
-                if not deltas and (logprobs is not None or self._body.return_token_ids):
-                    deltas.append(ChatDelta(content=""))
-                for number, delta in enumerate(deltas):
-                    choice = ChatChunkChoice(index=index, delta=delta)
-                    if number == 0:  # a token may add to several parts, but is said once
-                        choice.logprobs = logprobs
-                        if self._body.return_token_ids:
-                            choice.token_ids = output.token_ids
-                    yield self._chunk(generation, choice)
-                if output.finish_reason is not None:
-                    yield self._chunk(
-                        generation,
-                        ChatChunkChoice(
-                            index=index,
-                            delta=ChatDelta(),
-                            finish_reason=finish_reason(parser, output),
-                            stop_reason=output.stop_reason,
-                        ),
-                    )
+                for number, choice in enumerate(self._pieces(index, output)):
+                    chunk = self._chunk(generation, choice)
+                    if index == number == 0 and output.prompt_logprobs is not None:
+                        chunk.prompt_logprobs = prompt_logprobs(output.prompt_logprobs)
+                    yield chunk
         if wants_usage(self._body):
             last = self._chunk(generation)
             last.usage, last.timings = usage(generation), timings(generation)
             yield last
+
+    def _pieces(self, index: int, output: Output) -> Iterator[ChatChunkChoice]:
+        """What is new of one answer, and how it ended."""
+        body, parser = self._body, self._parser(index)
+        parts = self._told(parser.feed(output.text))
+        if output.finish_reason is not None:
+            parts += self._told(parser.finish())
+        deltas = [_delta(part) for part in parts]
+        logprobs = self._logprobs(output)
+        if not deltas and (logprobs is not None or output.prompt_logprobs is not None or body.return_token_ids):
+            deltas.append(ChatDelta(content=""))
+        for number, delta in enumerate(deltas):
+            choice = ChatChunkChoice(index=index, delta=delta)
+            if number == 0:  # a token may add to several parts, but is said once
+                choice.logprobs = logprobs
+                if body.return_token_ids:
+                    choice.token_ids = output.token_ids
+            yield choice
+        if output.finish_reason is not None:
+            yield ChatChunkChoice(
+                index=index,
+                delta=ChatDelta(),
+                finish_reason=finish_reason(parser, output),
+                stop_reason=output.stop_reason,
+            )
+
+    def _told(self, parts: Sequence[AnswerDelta]) -> list[AnswerDelta]:
+        """The parts that the client wants."""
+        return [part for part in parts if part.kind != "reasoning" or self._body.include_reasoning is not False]
 
     def _parser(self, index: int) -> TurnParser:
         """Of one completion, made when it is needed: how many there may be is checked on the way to the engine."""
@@ -131,7 +148,7 @@ class _Answer:
         parser = self._parser(index)
         return ChatChoice(
             index=index,
-            message=_message(parser.feed(output.text) + parser.finish()),
+            message=_message(self._told(parser.feed(output.text) + parser.finish()), self._echoed),
             logprobs=self._logprobs(output),
             finish_reason=finish_reason(parser, output),
             stop_reason=output.stop_reason,
@@ -141,7 +158,13 @@ class _Answer:
     def _logprobs(self, output: Output) -> ChatLogprobs | None:
         if output.logprobs is None or not self._body.logprobs:
             return None
-        return ChatLogprobs(content=chat_logprobs(output.logprobs, self._body.top_logprobs or 0))
+        return ChatLogprobs(
+            content=chat_logprobs(
+                output.logprobs,
+                self._body.top_logprobs or 0,
+                by_id=bool(self._body.return_tokens_as_token_ids),
+            )
+        )
 
     def _chunk(self, generation: Generation, *choices: ChatChunkChoice) -> ChatChunk:
         return ChatChunk(
@@ -153,9 +176,9 @@ class _Answer:
         )
 
 
-def _message(parts: Sequence[AnswerDelta]) -> ChatMessage:
-    """The message that the parts make up; its calls have no index."""
-    answer = Answer(tool_calls=[])
+def _message(parts: Sequence[AnswerDelta], echoed: str) -> ChatMessage:
+    """The message that the parts make up, behind what is echoed; its calls have no index."""
+    answer = Answer(content=echoed, tool_calls=[])
     answer.add(parts)
     message = ChatMessage(content=answer.content if answer.content or not answer.tool_calls else None)
     if answer.reasoning:
@@ -166,6 +189,15 @@ def _message(parts: Sequence[AnswerDelta]) -> ChatMessage:
             for call in answer.tool_calls
         ]
     return message
+
+
+def _last_of_assistant(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the last message, "" if it is not the assistant's."""
+    last = messages[-1]
+    if last.get("role") != "assistant":
+        return ""
+    content = last.get("content") or ""
+    return content if isinstance(content, str) else "".join(part.get("text") or "" for part in content)
 
 
 def _delta(part: AnswerDelta) -> ChatDelta:

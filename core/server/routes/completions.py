@@ -13,6 +13,7 @@ from ..frames import Output, TokenEntries
 from ..generation import Generation
 from ..http import read_json
 from ..logprobs import LegacyLogprobs, extend, prompt_logprobs
+from ..prompts import last_tokens
 from ..protocol.common import new_id, now, refuse, sampling_params
 from ..protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest, CompletionResponse
 from ..request_log import timings
@@ -63,6 +64,11 @@ async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str 
     if not given:
         raise RequestError("the prompt is empty: there is no token to start from", code="empty_prompt")
     server.check_count(len(given), "completions")
+
+    def cut(token_ids: list[int]) -> list[int]:
+        return last_tokens(token_ids, body.truncate_prompt_tokens, server.limits.max_model_len, body.max_tokens)
+
+    given = [cut(prompt) if isinstance(prompt, list) else prompt for prompt in given]
     for prompt in given:
         if not isinstance(prompt, str) and not _are_token_ids(prompt, server.limits.max_model_len):
             raise RequestError(
@@ -71,7 +77,12 @@ async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str 
             )
     texts = [prompt for prompt in given if isinstance(prompt, str)]
     encoded = iter(await server.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens is not False))
-    return [(prompt, next(encoded)) if isinstance(prompt, str) else (None, prompt) for prompt in given]
+    found: list[tuple[str | None, list[int]]] = []
+    for prompt in given:
+        token_ids = next(encoded) if isinstance(prompt, str) else prompt
+        kept = cut(token_ids)
+        found.append((prompt if isinstance(prompt, str) and len(kept) == len(token_ids) else None, kept))
+    return found
 
 
 def _are_token_ids(prompt: Any, max_model_len: int) -> bool:
@@ -166,7 +177,13 @@ class _Answer:
             for index, output in changes:
                 check_output(output)
                 choice = self._choice(index, output)
-                if choice.text or choice.logprobs is not None or choice.finish_reason is not None:
+                if (
+                    choice.text
+                    or choice.logprobs
+                    or choice.token_ids
+                    or choice.prompt_logprobs
+                    or output.finish_reason
+                ):
                     yield self._chunk(generation, choice)
         if wants_usage(self._body):
             last = self._chunk(generation)
@@ -195,6 +212,7 @@ class _Answer:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs or []) if wants_prompt else None,
+            prompt_token_ids=token_ids if is_first and body.return_token_ids else None,
             token_ids=output.token_ids if body.return_token_ids else None,
         )
 
@@ -210,7 +228,7 @@ class _Answer:
                 offset = len(self._prompt_text(text, prompt_ids))
             is_skipped = self._body.skip_special_tokens is not False and tokenizer is not None
             skipped = tokenizer.special_ids if tokenizer is not None and is_skipped else frozenset()
-            self._logprobs[index] = LegacyLogprobs(offset, skipped)
+            self._logprobs[index] = LegacyLogprobs(offset, skipped, by_id=bool(self._body.return_tokens_as_token_ids))
         texts = [tokenizer.token_text(token) if tokenizer is not None else "" for token in token_ids]
         return self._logprobs[index].push(positions, token_ids, texts)
 

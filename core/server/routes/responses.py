@@ -104,7 +104,10 @@ async def input_items(request: Request) -> Response:
     server: Server = request.app.state.server
     stored = server.responses.get(request.state.user, request.path_params["response_id"])
     query = request.query_params
-    items = stored.history if query.get("order") == "asc" else stored.history[::-1]
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(f"order must be asc or desc, got {order!r:.100}", code="invalid_request")
+    items = stored.history if order == "asc" else stored.history[::-1]
     limit, after = _number(query, "limit", 20, low=1, high=100), query.get("after")
     if after is not None:
         places = [place for place, item in enumerate(items) if item["id"] == after]
@@ -335,6 +338,7 @@ async def _in_background(server: "Server", generation: Generation, answer: _Answ
         except ClientGone:
             answer.builder.cancel()
             run.add([], is_done=True)
+            answer.keep()
         except Exception as error:  # noqa: BLE001 - told to the client, and logged if it is unknown
             failure = as_api_error(error, generation)
             server.engine.cancel(generation, failure)

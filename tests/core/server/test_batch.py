@@ -63,7 +63,11 @@ def test_a_batch(tmp_path: Path, model_folder: Path, llm: LLM) -> None:
         for name, body, url in (
             ("chat", chat, "/v1/chat/completions"),
             ("bad", bad, "/v1/chat/completions"),
-            ("response", {"model": "tiny", "input": "hi", "max_output_tokens": 4}, "/v1/responses"),
+            (
+                "response",
+                {"model": "tiny", "input": "hi", "max_output_tokens": 4, "background": True},
+                "/v1/responses",
+            ),
             ("other", {"model": "tiny", "input": "x"}, "/v1/embeddings"),
         ):
             file.write("\n" + json.dumps({"custom_id": name, "url": url, "method": "POST", "body": body}) + "\n")
@@ -81,6 +85,7 @@ def test_a_batch(tmp_path: Path, model_folder: Path, llm: LLM) -> None:
         assert answer["response"]["request_id"] == answer["response"]["body"]["id"]
     assert found["chat"]["response"]["body"]["object"] == "chat.completion"
     assert found["response"]["response"]["body"]["object"] == "response"
+    assert found["response"]["response"]["body"]["usage"]["output_tokens"] == 4
     assert found["bad"]["response"]["status_code"] == 400
     assert found["bad"]["response"]["body"]["error"]["code"] == "invalid_sampling_params"
     assert found["other"]["response"]["status_code"] == 404

@@ -121,7 +121,7 @@ def test_no_half_character_in_a_delta(client: openai.OpenAI, llm: LLM) -> None:
         ({"messages": MESSAGES, "functions": [{}]}, "unsupported_parameter", "functions"),
         ({"messages": MESSAGES, "web_search_options": {}}, "unsupported_parameter", "web_search_options"),
         ({"messages": MESSAGES, "use_beam_search": True}, "unsupported_parameter", "use_beam_search"),
-        ({"messages": MESSAGES, "truncate_prompt_tokens": 3}, "unsupported_parameter", "truncate_prompt_tokens"),
+        ({"messages": MESSAGES, "truncate_prompt_tokens": 0}, "invalid_sampling_params", "truncate_prompt_tokens"),
         ({"messages": MESSAGES, "response_format": {"type": "xml"}}, "invalid_response_format", "response_format"),
         (
             {"messages": MESSAGES, "structured_outputs": {"xml": 1}},
@@ -188,3 +188,60 @@ def test_usage_all_along(server: LiveServer) -> None:
         counts = [chunk["usage"]["completion_tokens"] for chunk in found]
         assert counts == sorted(counts) and counts[-1] == 9
         assert found[-1]["choices"] == []
+
+
+def test_a_stream_has_the_tokens_of_prompt_and_answer_too(server: LiveServer) -> None:
+    body = dict(messages=MESSAGES, max_tokens=40, n=2, seed=4, ignore_eos=True, stop=["\u00e9\u00e9"])
+    body |= dict(return_token_ids=True, prompt_logprobs=1)
+    whole = server.post("/v1/chat/completions", body).json()
+    tokens = server.post("/tokenize", {"messages": MESSAGES}).json()["tokens"]
+    assert whole["prompt_token_ids"] == tokens and len(whole["prompt_logprobs"]) == len(tokens)
+    found = events(server.post("/v1/chat/completions", {**body, "stream": True}).text)[:-1]
+    assert found[0]["prompt_token_ids"] == tokens
+    assert all("prompt_token_ids" not in chunk for chunk in found[1:])
+    (prompt,) = [chunk["prompt_logprobs"] for chunk in found if "prompt_logprobs" in chunk]
+    assert [entry and set(entry) for entry in prompt] == [entry and set(entry) for entry in whole["prompt_logprobs"]]
+    for choice in whole["choices"]:
+        mine = [chunk["choices"][0] for chunk in found if chunk["choices"][0]["index"] == choice["index"]]
+        assert sum((piece.get("token_ids", []) for piece in mine), []) == choice["token_ids"] != []
+
+
+@pytest.mark.parametrize(
+    "content", ["The quick", [{"type": "text", "text": "The "}, {"type": "text", "text": "quick"}]]
+)
+def test_the_message_that_is_continued_can_be_given_back(server: LiveServer, content: Any) -> None:
+    body: dict[str, Any] = {"messages": [*MESSAGES, {"role": "assistant", "content": content}], "max_tokens": 9}
+    body |= {"continue_final_message": True, "temperature": 0}
+    alone = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+    body["echo"] = True
+    assert server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"] == "The quick" + alone
+    found = events(server.post("/v1/chat/completions", {**body, "stream": True}).text)[:-1]
+    deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in found]
+    assert deltas[:2] == ["", "The quick"] and "".join(deltas) == "The quick" + alone
+    asked = {**body, "messages": MESSAGES, "continue_final_message": False}
+    plain = {**asked, "echo": False}
+    first, second = (server.post("/v1/chat/completions", each).json()["choices"][0] for each in (asked, plain))
+    assert first["message"] == second["message"]
+
+
+def test_a_conversation_is_cut_at_its_start(server: LiveServer, llm: LLM) -> None:
+    tokens = server.post("/tokenize", {"messages": MESSAGES}).json()["tokens"]
+    body = {"messages": MESSAGES, "max_tokens": 9, "temperature": 0, "truncate_prompt_tokens": 7}
+    found = server.post("/v1/chat/completions", body).json()
+    wanted = (
+        llm.generate({"prompt_token_ids": tokens[-7:]}, SamplingParams(temperature=0, max_tokens=9))[0]
+        .outputs[0]
+        .text
+    )
+    assert found["usage"]["prompt_tokens"] == 7 and found["choices"][0]["message"]["content"] == wanted
+
+
+def test_log_probabilities_by_token_id(server: LiveServer) -> None:
+    body = dict(messages=MESSAGES, max_tokens=12, temperature=0, logprobs=True, top_logprobs=2, return_token_ids=True)
+    plain = server.post("/v1/chat/completions", body).json()["choices"][0]
+    named = server.post("/v1/chat/completions", {**body, "return_tokens_as_token_ids": True}).json()["choices"][0]
+    content = named["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [f"token_id:{token}" for token in plain["token_ids"]]
+    for entry, other in zip(content, plain["logprobs"]["content"], strict=True):
+        assert entry["bytes"] == other["bytes"]
+        assert entry["token"] in [top["token"] for top in entry["top_logprobs"]]

@@ -116,6 +116,48 @@ def test_harness_contract(server: LiveServer, llm: LLM, max_tokens: int) -> None
     assert out["usage"]["completion_tokens"] == 2 * max_tokens
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_prompts_are_cut_at_their_start(server: LiveServer, llm: LLM, echo: bool) -> None:
+    ids = llm.tokenizer.encode("The quick brown fox jumps")
+    text = llm.tokenizer.decode(ids[-3:])
+    wanted = expected(llm, {"prompt_token_ids": ids[-3:]}, max_tokens=6).outputs[0].text
+    for prompt in ("The quick brown fox jumps", ids, [99_999] * 5000 + ids):
+        body = dict(prompt=prompt, max_tokens=6, temperature=0, echo=echo, truncate_prompt_tokens=3, logprobs=1)
+        found = server.post("/v1/completions", body).json()
+        assert found["usage"]["prompt_tokens"] == 3
+        choice = found["choices"][0]
+        assert choice["text"] == (text if echo else "") + wanted
+        assert choice["logprobs"]["text_offset"][0] == (0 if echo else len(text))
+    whole = {"max_tokens": 10, "ignore_eos": True, "truncate_prompt_tokens": -1}
+    for prompts, kept in (([[5] * 5000, [7] * 9], 4086 + 9), ([[5] * 4095], 4086), ([[5]], 1)):
+        found = server.post("/v1/completions", {"prompt": prompts, **whole}).json()
+        assert found["usage"]["prompt_tokens"] == kept
+        assert found["usage"]["completion_tokens"] == 10 * len(prompts)
+
+
+def test_a_stream_has_all_token_ids(server: LiveServer, llm: LLM) -> None:
+    """Those as well whose text is withheld, for a character or a stop string that they may begin."""
+    ids = llm.tokenizer.encode(PROMPT)
+    body = dict(prompt=PROMPT, max_tokens=60, seed=2, ignore_eos=True, return_token_ids=True, logprobs=None)
+    whole = server.post("/v1/completions", body).json()["choices"][0]
+    assert whole["prompt_token_ids"] == ids and len(whole["token_ids"]) == 60
+    stop = whole["text"][:-1] + "\u2603"  # all of the text begins it
+    chunks = server.post("/v1/completions", {**body, "stop": stop, "stream": True}).text.split("\n\n")[:-2]
+    pieces = [json.loads(chunk.removeprefix("data: "))["choices"][0] for chunk in chunks]
+    assert sum((piece["token_ids"] for piece in pieces), []) == whole["token_ids"]
+    assert [piece["prompt_token_ids"] for piece in pieces] == [ids] + [None] * (len(pieces) - 1)
+    assert "".join(piece["text"] for piece in pieces) == whole["text"]
+
+
+def test_tokens_by_id(server: LiveServer, llm: LLM) -> None:
+    body = dict(prompt=PROMPT, max_tokens=3, temperature=0, logprobs=1, echo=True, return_token_ids=True)
+    choice = server.post("/v1/completions", {**body, "return_tokens_as_token_ids": True}).json()["choices"][0]
+    found = choice["logprobs"]
+    ids = [*llm.tokenizer.encode(PROMPT), *choice["token_ids"]]
+    assert found["tokens"] == [f"token_id:{token}" for token in ids]
+    assert all(token in top for token, top in zip(found["tokens"][1:], found["top_logprobs"][1:], strict=True))
+
+
 def test_offsets_count_from_the_start_of_the_prompt(server: LiveServer) -> None:
     body = dict(prompt=PROMPT, max_tokens=30, logprobs=0, temperature=0, ignore_eos=True, skip_special_tokens=False)
     with_echo = server.post("/v1/completions", {**body, "echo": True}).json()["choices"][0]

@@ -53,6 +53,10 @@ def decode(body: bytes) -> CompletionRequest:
     return asyncio.run(http.read_json(request, CompletionRequest, 2**25))
 
 
+def test_a_byte_order_mark_is_passed_over() -> None:
+    assert decode(b'\xef\xbb\xbf{"prompt": "\xef\xbb\xbfx"}').prompt == "\ufeffx"
+
+
 @pytest.mark.parametrize("unit", [b"[]", b"{}"])
 def test_bodies_of_very_many_lists_are_refused_before_they_are_read(unit: bytes) -> None:
     body = b'{"prompt": "x", "unknown": [%s]}' % b",".join([unit] * 1_000_000)

@@ -58,6 +58,9 @@ def test_a_response_and_what_goes_on_from_it(client: openai.OpenAI, llm: LLM) ->
     ]
     newest = client.responses.input_items.list(second.id, limit=1)
     assert newest.data[0] == items[-1] and newest.has_more
+    sideways: Any = "sideways"
+    with pytest.raises(openai.BadRequestError, match="order must be asc or desc, got 'sideways'"):
+        client.responses.input_items.list(second.id, order=sideways)
 
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError, match=first.id):

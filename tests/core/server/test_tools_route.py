@@ -43,6 +43,20 @@ def test_a_forced_call_whole_and_streamed(random_client: openai.OpenAI, seed: in
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["tool_calls"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_can_be_left_out(random_client: openai.OpenAI, stream: bool) -> None:
+    form = {"structured_outputs": {"choice": ["<think>\nHm.\n</think>\n\nYes."]}}
+    for wanted in (True, False):
+        options: dict[str, Any] = dict(model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=90)
+        made: Any = random_client.chat.completions.create(
+            stream=stream, extra_body={**form, "include_reasoning": wanted}, **options
+        )
+        parts = [chunk.choices[0].delta for chunk in made] if stream else [made.choices[0].message]
+        assert "".join(part.content or "" for part in parts) == "Yes."
+        thoughts = "".join(part.to_dict().get("reasoning_content") or "" for part in parts)
+        assert thoughts == ("Hm." if wanted else "")
+
+
 def finished(client: openai.OpenAI, **options: Any) -> list[list[Any]]:
     """The calls of answers that came to their end; random weights may also think until the tokens are used up."""
     found = []

@@ -74,3 +74,12 @@ def test_deleting_stops_a_run() -> None:
         return [event.sequence_number async for event in run.read(starting_after)]
 
     assert asyncio.run(work()) == [1, 2] and stopped == [True]
+
+
+def test_one_that_is_deleted_while_it_is_made_does_not_come_back() -> None:
+    store = ResponseStore(2, 10**6)
+    stored = make_stored("a")
+    store.put(stored)
+    store.delete("u", "a")
+    store.put(stored)
+    assert len(store) == store.num_bytes == 0
