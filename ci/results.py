@@ -18,7 +18,10 @@ TPU_COLUMNS = (
 
 
 def record(platform: str, proof: str, **facts: Any) -> Path:
-    """Keep a result with today's date, unless `facts` have one. proof: detected, emulated, compiled or hardware; the last of each stays."""
+    """Keep a result with today's date, unless `facts` have one.
+
+    proof: detected, emulated, compiled or hardware; the last of each stays.
+    """
     assert proof in ("detected", "emulated", "compiled", "hardware"), proof
     path = FOLDER / f"{platform}.json"
     found = read(platform)

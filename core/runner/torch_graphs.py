@@ -149,10 +149,10 @@ class Rerun:
     def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Run `function`; a replay runs it again."""
         result = function()
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        outputs = _tensors(result)
 
         def replay() -> None:
-            for old, new in zip(outputs, tree_leaves(function()), strict=True):
+            for old, new in zip(outputs, _tensors(function()), strict=True):
                 if new is not old:
                     old.copy_(new)
 
@@ -170,8 +170,13 @@ class OperationList:
         """Run `function` and note its operations. Raises Unsupported for one that a graph could not hold."""
         with Notes() as notes:
             result = function()
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        outputs = _tensors(result)
         return lambda: notes.replay(outputs), result
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    """What a step returns, less what it wrote in place and torch does not know: caches of integers."""
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 _HOST_READS = {

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .elementwise import tanh
+from .rounded import round_half_even
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
@@ -37,11 +38,59 @@ def write_kv_kernel(
     tl.store(values_ptr + slot * n + col, value.to(values_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def write_int8_kv_kernel(
+    key_ptr,
+    value_ptr,
+    keys_ptr,
+    values_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
+    slot_ptr,
+    key_stride,
+    value_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM_BLOCK: tl.constexpr,
+):
+    """As write_kv_kernel, in integers with a scale for each token and head."""
+    i = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    slot = tl.load(slot_ptr + i).to(tl.int64)
+    if slot < 0:
+        return
+    cell = slot * NUM_KV_HEADS + head
+    dim = tl.arange(0, DIM_BLOCK)
+    source = head * HEAD_DIM + dim
+    mask = dim < HEAD_DIM
+    key = tl.load(key_ptr + i * key_stride + source, mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(value_ptr + i * value_stride + source, mask=mask, other=0.0).to(tl.float32)
+    codes, scale = _to_int8(key)
+    tl.store(keys_ptr + cell * HEAD_DIM + dim, codes, mask=mask)
+    tl.store(key_scale_ptr + cell, scale)
+    codes, scale = _to_int8(value)
+    tl.store(values_ptr + cell * HEAD_DIM + dim, codes, mask=mask)
+    tl.store(value_scale_ptr + cell, scale)
+
+
+@triton.jit
+def _to_int8(x):
+    """(codes, scale) of a vector; the scale is NaN where one of its numbers is NaN or infinite."""
+    is_finite = tl.abs(x) < float("inf")
+    top = tl.max(tl.where(is_finite, tl.abs(x), 0.0), 0)
+    inverse = tl.where(top > 0.0, 127.0 / tl.where(top > 0.0, top, 1.0), 0.0)
+    codes = round_half_even(tl.where(is_finite, x, 0.0) * inverse).to(tl.int8)
+    is_bad = tl.max(tl.where(is_finite, 0, 1), 0) > 0
+    return codes, tl.where(is_bad, float("nan"), top / 127.0)
+
+
 @triton.jit(do_not_specialize=["num_reqs", "table_stride"])
 def attention_kernel(
     query_ptr,
     keys_ptr,
     values_ptr,
+    key_scale_ptr,
+    value_scale_ptr,
     out_ptr,
     part_ptr,
     stat_ptr,
@@ -50,6 +99,7 @@ def attention_kernel(
     table_ptr,
     sinks_ptr,
     slopes_ptr,
+    reach_ptr,
     scale,
     softcap,
     num_reqs,
@@ -70,11 +120,15 @@ def attention_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
+    REACH: tl.constexpr,
+    INT8: tl.constexpr,
     WIDE_DOT: tl.constexpr,
 ):
     """See the module. SPLIT: keys of a program, 0 for all; then (part, stat) get what the join needs.
 
-    DECODE: each request has at most one token, and tile r is request r. WIDE_DOT: products of float32.
+    DECODE: each request has at most one token, and tile r is request r. REACH: a token also sees the positions behind
+    its own that are less than its reach. INT8: keys and values are codes, with scales of their own. WIDE_DOT:
+    products of float32.
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     QUERIES: tl.constexpr = 1 if DECODE else ROWS // GROUP
@@ -119,7 +173,12 @@ def attention_kernel(
 
     # The keys that some row of the tile sees, cut to this program's split.
     begin = 0
-    end = tl.minimum(seq_len, seq_len - count + first + QUERIES)
+    last = q_pos
+    if REACH:
+        last = tl.maximum(q_pos, tl.load(reach_ptr + token, mask=is_row, other=0) - 1)
+        end = tl.minimum(seq_len, tl.max(tl.where(is_row, last, 0), 0) + 1)
+    else:
+        end = tl.minimum(seq_len, seq_len - count + first + QUERIES)
     if WINDOW:
         begin = tl.maximum(0, seq_len - count + first - window + 1)
     if SPLIT > 0:
@@ -147,16 +206,24 @@ def attention_kernel(
         is_value = is_key[:, None] & is_dim[None, :]
         k = tl.load(keys_ptr + place, mask=is_value, other=0.0)
         v = tl.load(values_ptr + place, mask=is_value, other=0.0)
+        if INT8:
+            cell = slot * NUM_KV_HEADS + kv_head
+            k_scale = tl.load(key_scale_ptr + cell, mask=is_key, other=0.0)
+            v_scale = tl.load(value_scale_ptr + cell, mask=is_key, other=0.0)
+            k = k.to(q.dtype)
+            v = (v.to(tl.float32) * v_scale[:, None]).to(q.dtype)
         if WIDE_DOT:
             k = k.to(tl.float32)
             v = v.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if INT8:
+            scores = scores * k_scale[None, :]
         if SOFTCAP:
             scores = softcap * tanh(scores / softcap)
         distance = k_pos[None, :] - q_pos[:, None]
         if ALIBI:
             scores += slope[:, None] * distance.to(tl.float32)
-        seen = is_key[None, :] & (distance <= 0)
+        seen = is_key[None, :] & (k_pos[None, :] <= last[:, None])
         if WINDOW:
             seen = seen & (distance > -window)
         scores = tl.where(seen, scores * LOG2E, float("-inf"))

@@ -18,6 +18,14 @@ def sigmoid(x):
 
 
 @triton.jit
+def softplus(x):
+    """log(1 + exp(x)) of float32, with the digits that 1 + exp(-|x|) drops."""
+    small = tl.exp(-tl.abs(x))
+    whole = 1.0 + small
+    return tl.maximum(x, 0.0) + tl.log(whole) - ((whole - 1.0) - small) / whole
+
+
+@triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
     """An activation of float32 by its name in core/ops/elementwise.py."""
     if ACTIVATION == "silu":
@@ -31,6 +39,12 @@ def activate(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "relu2":
         y = tl.maximum(x, 0.0)
         return y * y
+    elif ACTIVATION == "tanh":
+        return tanh(x)
+    elif ACTIVATION == "sigmoid":
+        return sigmoid(x)
+    elif ACTIVATION == "softplus":
+        return softplus(x)
     else:
         tl.static_assert(ACTIVATION == "quick_gelu")
         return x * sigmoid(1.702 * x)

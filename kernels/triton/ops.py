@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton
 
-from .attention import attention_kernel, join_kernel, write_kv_kernel
+from .attention import attention_kernel, join_kernel, write_int8_kv_kernel, write_kv_kernel
 from .elementwise import activation_kernel, gather_kernel
 from .experts import down_experts_kernel, glu_experts_kernel, most_tiles, sort_by_expert
 from .launch import LAUNCHES
@@ -196,16 +196,34 @@ class TritonOps(QuantizedOps):
 
     # ---- attention -----------------------------------------------------------------------------------------
     def write_kv(
-        self,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
-        key: torch.Tensor,
-        value: torch.Tensor,
-        slot_mapping: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mutates kv_cache and returns it; see core/ops/attention.py."""
+        self, kv_cache: tuple[Any, Any], key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> tuple[Any, Any]:
+        """Mutates kv_cache, tensors or codes with scales, and returns it; see core/ops/attention.py."""
         keys, values = kv_cache
+        num_kv_heads, head_dim = keys.shape[2:]
         flat_key, flat_value = key.flatten(1), value.flatten(1)
-        n = keys.shape[2] * keys.shape[3]
+        strides = flat_key.stride(0), flat_value.stride(0)
+        if not isinstance(keys, torch.Tensor):
+            dim_block = triton.next_power_of_2(head_dim)
+            self.launch(
+                "write_kv",
+                write_int8_kv_kernel,
+                (len(slot_mapping), num_kv_heads),
+                flat_key,
+                flat_value,
+                keys.codes,
+                values.codes,
+                keys.scales,
+                values.scales,
+                slot_mapping,
+                *strides,
+                NUM_KV_HEADS=num_kv_heads,
+                HEAD_DIM=head_dim,
+                DIM_BLOCK=dim_block,
+                num_warps=self.warps(dim_block),
+            )
+            return kv_cache
+        n = num_kv_heads * head_dim
         block = min(self.tuning.row_values, triton.next_power_of_2(n))
         self.launch(
             "write_kv",
@@ -216,8 +234,7 @@ class TritonOps(QuantizedOps):
             keys,
             values,
             slot_mapping,
-            flat_key.stride(0),
-            flat_value.stride(0),
+            *strides,
             n,
             BLOCK=block,
             num_warps=self.warps(block),
@@ -227,7 +244,7 @@ class TritonOps(QuantizedOps):
     def paged_attention(
         self,
         query: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: tuple[Any, Any],
         query_start_loc: torch.Tensor,
         seq_lens: torch.Tensor,
         block_table: torch.Tensor,
@@ -237,16 +254,21 @@ class TritonOps(QuantizedOps):
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
         alibi_slopes: torch.Tensor | None = None,
+        reach: torch.Tensor | None = None,
         max_query_len: int = 0,
         max_seq_len: int = 0,
     ) -> torch.Tensor:
-        """See core/ops/attention.py. A step of one token a request is split along the keys."""
+        """See core/ops/attention.py. A step of one token a request is split along the keys. The cache: tensors, or
+        codes with scales."""
         keys, values = kv_cache
+        is_int8 = not isinstance(keys, torch.Tensor)
         query = query if query.stride(-1) == 1 else query.contiguous()
         num_tokens, num_heads, head_dim = query.shape
         num_reqs, block_size, num_kv_heads = len(seq_lens), keys.shape[1], keys.shape[2]
         group = num_heads // num_kv_heads
         decode = max_query_len == 1
+        if decode:
+            reach = None  # nothing stands behind the last token
         least = max(16, triton.next_power_of_2(group))
         rows = least if decode else max(least, self._query_rows(head_dim, query.dtype))
         longest = max_seq_len or block_table.shape[1] * block_size
@@ -262,8 +284,10 @@ class TritonOps(QuantizedOps):
             attention_kernel,
             (tiles, num_kv_heads, num_splits),
             query,
-            keys,
-            values,
+            keys.codes if is_int8 else keys,
+            values.codes if is_int8 else values,
+            keys.scales if is_int8 else None,
+            values.scales if is_int8 else None,
             out,
             parts,
             stats,
@@ -272,6 +296,7 @@ class TritonOps(QuantizedOps):
             block_table,
             sinks,
             alibi_slopes,
+            reach,
             scale,
             softcap,
             num_reqs,
@@ -292,6 +317,8 @@ class TritonOps(QuantizedOps):
             SOFTCAP=softcap > 0,
             SINKS=sinks is not None,
             ALIBI=alibi_slopes is not None,
+            REACH=reach is not None,
+            INT8=is_int8,
             WIDE_DOT=self.wide_dot,
             num_warps=self.tuning.decode_warps if decode else self.tuning.attention_warps,
             num_stages=self.tuning.stages,

@@ -34,7 +34,7 @@ def round_rows_kernel(
     if FLOAT8:
         codes = _float8_bits(scaled, FNUZ).to(tl.uint8)
     else:
-        codes = _round(scaled).to(tl.int8)
+        codes = round_half_even(scaled).to(tl.int8)
     tl.store(code_ptr + row * IN + col, codes, mask=mask)
     tl.store(scale_ptr + row * (IN // GROUP) + group, largest / top)
 
@@ -70,12 +70,12 @@ def _float8_bits(x, FNUZ: tl.constexpr):
     words = size.to(tl.int32, bitcast=True)
     words = (words + 0x7FFFF + ((words >> 20) & 1)) >> 20  # three bits of mantissa
     normal = words - ((119 if FNUZ else 120) << 3)
-    small = _round(size * (8.0 / lowest)).to(tl.int32)
+    small = round_half_even(size * (8.0 / lowest)).to(tl.int32)
     code = tl.where(size < lowest, small, normal)
     return tl.where((x < 0.0) & (code > 0), code | 128, code)
 
 
 @triton.jit
-def _round(x):
+def round_half_even(x):
     """The nearest whole number of one below 2^22, halves to even."""
     return (x + 12582912.0) - 12582912.0

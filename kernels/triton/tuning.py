@@ -72,6 +72,7 @@ TUNINGS: dict[str, Tuning] = {
         query_rows=128,
         keys=64,
         attention_warps=8,
+        expert_warps=8,
         linear_rows=128,
         linear_cols=128,
         linear_warps=8,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import KV_DTYPES, EngineConfig
 from headrace.core.devices import EMULATED, rank_devices
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
@@ -92,6 +92,7 @@ class GpuDevice(TorchDevice):
         dtypes = ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
         caps = Caps(
             dtypes=dtypes,
+            kv_dtypes=KV_DTYPES,
             schemes=SCHEMES,
             packs_experts=True,
             depth=1,

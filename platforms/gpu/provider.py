@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headrace.core.config import KV_DTYPES
 from headrace.core.ops import OpTable
 from headrace.core.ops.sampling import keep_tokens
 from headrace.core.platform import OpContext, OpProvider
@@ -14,10 +15,6 @@ from .packing import pack_linear, pack_stacked
 
 if TYPE_CHECKING:
     from headrace.kernels.triton.ops import TritonOps
-
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu")
-"""What the activation kernel knows; the definition serves a model that asks for another."""
-
 
 Libraries = Callable[[OpProvider, "TritonOps", str], Sequence[OpProvider]]
 """(Triton's provider, its kernels, architecture) -> providers of a vendor's libraries, which may share layouts."""
@@ -45,7 +42,7 @@ def gpu_providers(
         "sample": _Sample(kernels),
     }
     about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
-    triton = OpProvider(name="triton", ops=ops, declines=_declines)
+    triton = OpProvider(name="triton", ops=ops, declines=_declines, kv_dtypes=KV_DTYPES)
     states = OpProvider(name="torch-static", priority=45, ops=state_ops())
     others = () if libraries is None or interpreted else libraries(triton, kernels, arch)
     if others:
@@ -112,13 +109,14 @@ class _Attention:
         **options: Any,
     ) -> Array:
         batch = (query_start_loc, seq_lens, block_table)
-        if relative_bias is not None or reach is not None:
-            return OpTable.paged_attention(
-                query, kv_cache, *batch, relative_bias=relative_bias, reach=reach, causal=causal, **options
-            )
+        if relative_bias is not None:
+            options |= {"relative_bias": relative_bias, "reach": reach, "causal": causal}
+            return OpTable.paged_attention(query, kv_cache, *batch, **options)
         if not causal and max_query_len != 1:  # the last token of a request sees all of it: make each the last of one
             batch, max_query_len = single_tokens(len(query), *batch), 1
-        return self._kernels.paged_attention(query, kv_cache, *batch, max_query_len=max_query_len, **options)
+        return self._kernels.paged_attention(
+            query, kv_cache, *batch, reach=reach, max_query_len=max_query_len, **options
+        )
 
 
 def single_tokens(
@@ -159,12 +157,6 @@ class _Sample:
 
 
 def _declines(op: str, context: OpContext) -> str:
-    if op in ("act", "act_mul", "grouped_experts"):
-        for layer in context.spec.layers:
-            block = layer.moe if op == "grouped_experts" else layer.mlp
-            activation = getattr(block, "activation", ACTIVATIONS[0])
-            if activation not in ACTIVATIONS:
-                return f"the kernel has no activation {activation}"
-            if op == "grouped_experts" and layer.moe is not None and not layer.moe.gated:
-                return "the kernel has no experts without a gate"
+    if op == "grouped_experts" and any(layer.moe is not None and not layer.moe.gated for layer in context.spec.layers):
+        return "the kernel has no experts without a gate"
     return ""

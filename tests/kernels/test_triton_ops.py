@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -16,7 +16,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
+from headrace.core.models.spec import Activation
 from headrace.core.ops import OpTable
+from headrace.core.ops.attention import Integers
 from headrace.core.ops.moe import glu
 from headrace.core.ops.sampling import gumbel_noise
 from headrace.core.self_test import TOLERANCE, nmse
@@ -97,7 +99,7 @@ def test_rope(dtype: str, interleaved: bool, tokens: int, heads: int, head_dim: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu"])
+@pytest.mark.parametrize("activation", get_args(Activation))
 def test_activations(dtype: str, activation: Any) -> None:
     for rows, n in ((0, 3), (1, 1), (3, 70)):
         x = 3 * values(rows, 2 * n, dtype=dtype)
@@ -369,6 +371,20 @@ def paged(
     }
 
 
+def as_integers(x: torch.Tensor) -> Integers:
+    """The definition's cache of integers that holds what x does; NaN where x has none."""
+    part = Integers(codes=torch.zeros(x.shape, dtype=torch.int8), scales=torch.zeros(x.shape[:-1]))
+    part.write(torch.arange(x.shape[0] * x.shape[1]), x.flatten(0, 1))
+    return part
+
+
+def sight(requests: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """Where the sight of each token ends; a third of them see no further than themselves."""
+    rng = np.random.default_rng(3)
+    ends = [rng.integers(0, seq_len + 1, count) * (rng.random(count) < 0.67) for count, seq_len in requests]
+    return torch.from_numpy(np.concatenate(ends).astype(np.int32))
+
+
 CASES: list[dict[str, Any]] = [
     {},
     {"heads": 6, "kv_heads": 1},
@@ -380,6 +396,10 @@ CASES: list[dict[str, Any]] = [
     {"softcap": 5.0},
     {"sinks": True},
     {"alibi": True, "sinks": True},
+    {"reach": True, "heads": 9, "kv_heads": 3},
+    {"reach": True, "window": 9, "alibi": True, "dtype": "float16"},
+    {"int8": True, "heads": 6, "kv_heads": 2, "head_dim": 20},
+    {"int8": True, "window": 9, "reach": True, "dtype": "bfloat16"},
 ]
 
 
@@ -390,21 +410,25 @@ def test_attention(requests: Sequence[tuple[int, int]], case: dict[str, Any]) ->
     softcap, dtype = case.pop("softcap", 0.0), case["dtype"]
     sinks = values(case["heads"], seed=3) if case.pop("sinks", False) else None
     slopes = 0.5 ** torch.arange(1.0, case["heads"] + 1) if case.pop("alibi", False) else None
+    is_int8, has_reach = case.pop("int8", False), case.pop("reach", False)
     args, bounds = paged(requests, **case)
+    if is_int8:
+        args[1] = tuple(as_integers(part) for part in args[1])
     options: dict[str, Any] = {
         "scale": 0.3,
         "window": case["window"],
         "softcap": softcap,
         "sinks": sinks,
         "alibi_slopes": slopes,
+        "reach": sight(requests) if has_reach else None,
     }
     LAUNCHES.clear()
     got = attend(args, **options, **bounds)
     is_decode = requests is DECODE
     assert LAUNCHES == {"paged_attention": 1, **({"paged_attention.join": 1} if is_decode else {})}
     query, cache, starts, lens, table = args
-    doubles = tuple(part.double() for part in cache)
-    want = OpTable.paged_attention(query.double(), doubles, starts, lens, table, **options)
+    wide_cache = cache if is_int8 else tuple(part.double() for part in cache)
+    want = OpTable.paged_attention(query.double(), wide_cache, starts, lens, table, **options)
     check(got, want.to(query.dtype), dtype)
 
 
@@ -468,3 +492,24 @@ def test_every_architecture_has_a_tuning() -> None:
     nearest |= {"gfx942:sramecc+:xnack-": "gfx942", "gfx1201": "gfx1100", "gfx908": "gfx90a", "unheard of": "xe"}
     assert {arch: tuning_for(arch).name for arch in nearest} == nearest | {"sm_120": tuning_for("sm_120").name}
     assert all(name == tuning.name for name, tuning in TUNINGS.items())
+
+
+def test_keys_and_values_are_rounded_as_the_definition_rounds_them() -> None:
+    for dtype in DTYPES.values():
+        rows = values(6, 3, 40).to(dtype)
+        rows[1, 1], rows[2, 0, 7], rows[3, 2, 0] = 0.0, torch.nan, -torch.inf
+        slots = torch.tensor([11, -1, 4, 0, 7, 2], dtype=torch.int32)
+        ours, theirs = (
+            OpTable.new_kv_cache(num_blocks=3, block_size=4, num_kv_heads=3, head_dim=40, dtype="int8", device="cpu")
+            for _ in range(2)
+        )
+        LAUNCHES.clear()
+        OPS.write_kv(ours, rows, rows.flip(0), slots)
+        assert LAUNCHES == {"write_kv": 1}
+        kept = slots >= 0
+        OpTable.write_kv(theirs, rows[kept], rows.flip(0)[kept], slots[kept])
+        for part, want in zip(ours, theirs, strict=True):
+            assert torch.equal(part.scales.isnan(), want.scales.isnan())
+            whole = ~want.scales.isnan()
+            assert torch.equal(part.scales[whole], want.scales[whole])
+            assert torch.equal(part.codes[whole], want.codes[whole])

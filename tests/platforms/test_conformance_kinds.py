@@ -108,6 +108,36 @@ def _no_sight_ahead(*args: Any, reach: Any = None, **kwargs: Any) -> Any:
     return OpTable.paged_attention(*args, **kwargs)
 
 
+def _sees_one_more(*args: Any, reach: Any = None, **kwargs: Any) -> Any:
+    ahead = None if reach is None else (reach + (reach > 0)).minimum(args[3].max())
+    return OpTable.paged_attention(*args, reach=ahead, **kwargs)
+
+
+def _sight_of_the_first_token(*args: Any, reach: Any = None, **kwargs: Any) -> Any:
+    if reach is not None:
+        starts = args[2].long()
+        owners = torch.searchsorted(starts[1:], torch.arange(len(reach)), right=True)
+        reach = reach[starts[owners]]
+    return OpTable.paged_attention(*args, reach=reach, **kwargs)
+
+
+def _codes_cut_off(cache: Any, key: Any, value: Any, slots: Any) -> Any:
+    OpTable.write_kv(cache, key, value, slots)
+    if isinstance(cache[0], Integers):
+        where = slots.long().clamp(min=0)
+        for part, x in zip(cache, (key, value), strict=True):
+            scaled = x.float() / part.scales.flatten(0, 1)[where][..., None]
+            part.codes.flatten(0, 1)[where] = scaled.trunc().nan_to_num(0.0).to(torch.int8)
+    return cache
+
+
+def _scales_of_keys(query: Any, cache: Any, *rest: Any, **kwargs: Any) -> Any:
+    keys, values = cache
+    if isinstance(keys, Integers):
+        values = Integers(codes=values.codes, scales=keys.scales)
+    return OpTable.paged_attention(query, (keys, values), *rest, **kwargs)
+
+
 def _unknown_is_short(*args: Any, max_seq_len: int = 0, **kwargs: Any) -> Any:
     query, cache, starts, lens, table = args
     if not max_seq_len:
@@ -245,6 +275,9 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ("embedding", lambda i, w: OpTable.embedding(i.clamp(max=len(w) - 2), w), "ops.embedding.float32", "error"),
     ("paged_attention", _no_maximum, "attention.large_scores.float32", "error inf"),
     ("paged_attention", _no_sight_ahead, "attention.reach.float32", "error"),
+    ("paged_attention", _sees_one_more, "attention.reach.float32", "error"),
+    ("paged_attention", _sight_of_the_first_token, "attention.reach_window.float32", "error"),
+    ("paged_attention", _scales_of_keys, "attention.int8_cache_decode.float32", "error"),
     ("paged_attention", _unknown_is_short, "attention.unknown_lengths.float32", "error"),
     ("paged_attention", _blocks_of_16, "attention.blocks_of_32.float32", "error"),
     ("paged_attention", _slopes_upside_down, "attention.alibi.float32", "error"),
@@ -252,6 +285,7 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ("write_kv", _keeps_up_to_100, "attention.large_values.float32", "error"),
     ("write_kv", _wide_rows_cut, "attention.wide_heads.float32", "error"),
     ("write_kv", _scale_of_another_head, "attention.int8_cache.float32", "error"),
+    ("write_kv", _codes_cut_off, "attention.int8_cache.float32", "error"),
     ("encoder_attention", _sees_the_past_only, "ops.encoder_attention.float32", "error"),
     (
         "encoder_attention",

@@ -81,13 +81,13 @@ from headrace.kernels.triton.ops import LAUNCHES
 options = dict(dtype="float32", skip_tokenizer_init=True, threads=1, max_model_len=64, kv_memory="8MiB")
 prompts = [{"prompt_token_ids": [3 + 7 * i % 90 for i in range(length)]} for length in (1, 20, 5)]
 found = {}
-for quantize in SCHEMES:
+for quantize, kv_dtype in SCHEMES:
     for device in ("reference", "cuda:emulated"):
-        with LLM(MODEL, device=device, quantize=quantize, **options) as llm:
+        with LLM(MODEL, device=device, quantize=quantize, kv_dtype=kv_dtype, **options) as llm:
             outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
             found[quantize, device] = [output.outputs[0].token_ids for output in outputs]
     assert found[quantize, device] == found[quantize, "reference"], found
-    assert quantize != "int4" or found[quantize, device] != found[None, device], "quantization changed nothing"
+    assert quantize != "int4-g64" or found[quantize, device] != found[None, device], "quantization changed nothing"
     assert (LAUNCHES["linear"] > 0) == (quantize is not None)
     LAUNCHES.clear()
 print(json.dumps(len(found)))
@@ -96,8 +96,9 @@ print(json.dumps(len(found)))
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install 'headrace[cuda]'")
 def test_quantized_weights_give_the_tokens_of_the_definitions(tmp_path: Path) -> None:
-    save_tiny(tmp_path, "llama", hidden_size=64, intermediate_size=96, num_hidden_layers=2)
-    program = f"MODEL = {str(tmp_path)!r}\nSCHEMES = (None, 'int4', 'int8')\n{QUANTIZED}"
+    save_tiny(tmp_path, "llama", hidden_size=64, intermediate_size=128, num_hidden_layers=2)
+    schemes = ((None, "auto"), ("int4-g64", "auto"), ("int8", "int8"))
+    program = f"MODEL = {str(tmp_path)!r}\nSCHEMES = {schemes}\n{QUANTIZED}"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
