@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..config import KV_DTYPES
 from ..errors import DeviceLost, OutOfMemory, Unsupported
 from ..ops import OpTable, Selection, select_ops
 from ..ops.jax import FUNCTIONS, NAME
@@ -70,8 +71,9 @@ class JaxDevice(Device):
         return JaxRunner(config, self)
 
     def block_bytes(self, *, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
-        """What one KV block of one layer takes on all devices together."""
-        return 2 * block_size * num_kv_heads * head_dim * DTYPE_BYTES[dtype]
+        """What one KV block of one layer takes on all devices together. dtype: of keys and values in the cache."""
+        scale_bytes = DTYPE_BYTES["float32"] if dtype == "int8" else 0
+        return 2 * block_size * num_kv_heads * (head_dim * DTYPE_BYTES[dtype] + scale_bytes)
 
     def compiler_options(self) -> Mapping[str, Any]:
         """What XLA is told for every program."""
@@ -101,9 +103,11 @@ class JaxRunner(BucketedRunner):
         self.config = config
         self.device = device
         check_divides(config.spec, device.mesh.size)
-        context = OpContext(spec=config.spec, dtype=config.dtype, block_size=config.block_size)
+        context = OpContext(
+            spec=config.spec, dtype=config.dtype, block_size=config.block_size, kv_dtype=config.kv_dtype
+        )
         experts = {"grouped_experts": sharded_experts(device.mesh)} if device.mesh.size > 1 else {}
-        stock = OpProvider(name=NAME, priority=0, ops={**FUNCTIONS, **experts})
+        stock = OpProvider(name=NAME, priority=0, ops={**FUNCTIONS, **experts}, kv_dtypes=KV_DTYPES)
         providers = (*device.providers(), *device.extra_providers, stock)
         table, self.selections = select_ops(providers, context, wishes=config.engine.device.op_providers)
         self.ops = _bind(table, self.selections, device)
@@ -142,7 +146,10 @@ class JaxRunner(BucketedRunner):
                 if group.kind == "state"
                 else sum(
                     self.device.block_bytes(
-                        block_size=size, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype
+                        block_size=size,
+                        num_kv_heads=num_kv_heads,
+                        head_dim=head_dim,
+                        dtype=self.config.kv_dtype or dtype,
                     )
                     * (self.device.mesh.size if num_kv_heads == 1 else 1)
                     for num_kv_heads, head_dim in group.heads

@@ -46,6 +46,7 @@ def make_caches(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Seque
         num_layers=config.spec.num_layers if config.groups else 0,
         block_size=config.block_size,
         dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
         device=None,
         state_device=replicated(mesh),
     )
@@ -58,7 +59,7 @@ def abstract_shapes(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: S
     caches = jax.eval_shape(lambda: make_caches(config, ops, mesh, num_blocks))
     kv = [
         (
-            _placed(cache, None if cache is None else kv_sharding(mesh, cache.shape[KV_HEADS_AXIS])),
+            jax.tree.map(lambda part: _placed(part, kv_sharding(mesh, part.shape[KV_HEADS_AXIS])), cache),
             tuple(_placed(state, replicated(mesh)) for state in states),
         )
         for cache, states in caches

@@ -50,9 +50,14 @@ class GraphRunner(BucketedRunner, TorchRunner):
         self._hidden: dict[int, torch.Tensor] = {}
 
     @property
-    def num_programs(self) -> int | None:
+    def num_recorded(self) -> int:
         """Buckets recorded so far."""
         return len(self._recorded)
+
+    @property
+    def num_programs(self) -> int | None:
+        """Buckets recorded so far."""
+        return self.num_recorded
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate the caches; what was recorded over older ones is dropped."""

@@ -120,7 +120,7 @@ class GaudiRunner(GraphRunner):
     @property
     def num_programs(self) -> int | None:
         """Graphs recorded so far; an emulation records when it is asked to, as that costs nothing."""
-        return None if self.device.bridge is None else len(self._recorded)
+        return None if self.device.bridge is None else self.num_recorded
 
     def warmup(self) -> None:
         """Record every bucket. An emulation, which has nothing to compile, records a bucket when it is needed."""

@@ -157,6 +157,7 @@ class _Sample:
 
 
 def _declines(op: str, context: OpContext) -> str:
-    if op == "grouped_experts" and any(layer.moe is not None and not layer.moe.gated for layer in context.spec.layers):
+    mixtures = (layer.moe for layer in context.spec.layers if layer.moe is not None)
+    if op == "grouped_experts" and any(not moe.gated for moe in mixtures):
         return "the kernel has no experts without a gate"
     return ""

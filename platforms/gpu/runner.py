@@ -34,7 +34,7 @@ class GpuRunner(GraphRunner):
     @property
     def num_programs(self) -> int | None:
         """Graphs recorded so far; an emulated device records when it is asked to, as that costs nothing."""
-        return None if self._module is None or not self._records else len(self._recorded)
+        return None if self._module is None or not self._records else self.num_recorded
 
     def warmup(self) -> None:
         """Load libraries, compile kernels and record the buckets of decoding. An emulated device records later: its

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 
-from headrace.core.config import EngineConfig
+from headrace.core.config import KV_DTYPES, EngineConfig
 from headrace.core.devices import EMULATED
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.ops.jax import FEATURES
@@ -26,6 +26,7 @@ class Accelerators(JaxDevice):
         caps = Caps(
             array="jax",
             dtypes=("bfloat16", "float32"),
+            kv_dtypes=KV_DTYPES,
             depth=1,
             capture="compile",
             bucketed=True,

@@ -26,10 +26,16 @@ class TpuChips(Accelerators):
         return [pallas_provider(self.mesh, interpret=False)]
 
     def block_bytes(self, *, block_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> int:
-        """Keys and values lie side by side in a row of 2 * head_dim, padded to whole registers."""
+        """Keys and values lie side by side in a row of 2 * head_dim, padded to whole registers. Integers have 2 *
+        block_size scales for each head, padded on each chip."""
         size = DTYPE_BYTES[dtype]
         rows = SUBLANE_BYTES // size
-        return num_kv_heads * _round_up(block_size, rows) * _round_up(2 * head_dim, LANES) * size
+        values = num_kv_heads * _round_up(block_size, rows) * _round_up(2 * head_dim, LANES) * size
+        if dtype != "int8":
+            return values
+        chips = self.mesh.size if num_kv_heads > 1 else 1
+        scales = chips * _round_up(num_kv_heads // chips, SUBLANE_BYTES // 4) * _round_up(2 * block_size, LANES) * 4
+        return values + scales
 
 
 class EmulatedTpu(EmulatedJax, Accelerators):

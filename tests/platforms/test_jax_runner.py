@@ -1,6 +1,7 @@
 """The JAX runner under the whole engine: tokens, compiles, memory, several devices, and what it refuses."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -30,6 +31,8 @@ CHECKS = (
     "attention.window_softcap.bfloat16",
     "attention.sinks.float32",
     "attention.alibi.float32",
+    "attention.int8_cache.bfloat16",
+    "attention.int8_cache_decode.float32",
     "model.chunked",
     "model.batch",
     "model.seeds",
@@ -84,6 +87,18 @@ def test_no_compile_after_warmup() -> None:
     num_before = runner.num_programs
     Driver(again, config)
     assert again.num_programs == num_before > 0
+
+
+def test_a_cache_of_integers_gives_the_references_tokens_in_less_memory() -> None:
+    tokens, sizes = [], []
+    for name, kv_dtype in (("reference", "int8"), ("neuron:emulated", "int8"), ("neuron:emulated", "")):
+        device, config = open_on(name), dataclasses.replace(tiny_config(tiny_spec()), kv_dtype=kv_dtype)
+        runner = load_runner(device, config)
+        driver = Driver(runner, config)
+        tokens.append(driver.generate([3, 1, 4, 1, 5, 9, 2, 6], 6))
+        sizes.append(sum(runner.kv_plan().block_bytes))
+    assert tokens[0] == tokens[1]
+    assert sizes[0] == sizes[1] < sizes[2] / 2
 
 
 TENSOR_PARALLEL = """

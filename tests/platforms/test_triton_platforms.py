@@ -101,7 +101,7 @@ def test_quantized_weights_give_the_tokens_of_the_definitions(tmp_path: Path) ->
     program = f"MODEL = {str(tmp_path)!r}\nSCHEMES = {schemes}\n{QUANTIZED}"
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=900, env=environment
     )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout.splitlines()[-1]) == 6

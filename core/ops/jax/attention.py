@@ -2,7 +2,7 @@
 
 The cache of a layer is one array [num_blocks, num_kv_heads, block_size, 2 * head_dim] that holds a token's key and
 value side by side: registers of a matrix unit are 128 values wide, which 2 * head_dim fills and head_dim often
-does not.
+does not. A cache of integers has such an array of codes, and their scales beside it.
 """
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
@@ -26,10 +26,58 @@ _NEVER = -1e30
 """A score that no weight is left of; not -inf, of which a difference would be NaN."""
 
 
+class Integers(NamedTuple):
+    """A cache of integers, as core/ops/attention.py's: codes times scales.
+
+    codes: int8 [num_blocks, num_kv_heads, block_size, 2 * head_dim]. scales: float32 [num_blocks, num_kv_heads,
+    2 * block_size], those of a block's keys, then those of its values.
+    """
+
+    codes: Array
+    scales: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the codes."""
+        shape: tuple[int, ...] = self.codes.shape
+        return shape
+
+    def write(self, key: Array, value: Array, block_ids: Array, offsets: Array) -> "Integers":
+        """With key and value, [num_tokens, num_kv_heads, head_dim], stored at these places."""
+        (key_codes, key_scales), (value_codes, value_scales) = _to_integers(key), _to_integers(value)
+        both, block_size = jnp.concatenate([key_codes, value_codes], -1), self.codes.shape[2]
+        return Integers(
+            codes=self.codes.at[block_ids, :, offsets].set(both, mode="drop"),
+            scales=self.scales.at[block_ids, :, offsets]
+            .set(key_scales, mode="drop")
+            .at[block_ids, :, offsets + block_size]
+            .set(value_scales, mode="drop"),
+        )
+
+    def take(self, ids: Array) -> Array:
+        """What blocks hold, float32 [*ids.shape, num_kv_heads, block_size, 2 * head_dim]."""
+        codes, scales = (jnp.take(part, ids, axis=0, mode="clip") for part in self)
+        scales = scales.reshape(*scales.shape[:-1], 2, -1).swapaxes(-1, -2)
+        return codes.astype(jnp.float32) * jnp.repeat(scales, codes.shape[-1] // 2, -1)
+
+
+def _to_integers(x: Array) -> tuple[Array, Array]:
+    x = x.astype(jnp.float32)
+    top = jnp.abs(x).max(-1)
+    inverse = jnp.where(top > 0, 127 / top, 0)
+    codes = jnp.nan_to_num(jnp.round(x * inverse[..., None]), nan=0.0, posinf=0.0, neginf=0.0)
+    return codes.astype(jnp.int8), jnp.where(jnp.isfinite(top), top / 127, jnp.nan)
+
+
 def new_kv_cache(
     *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str, device: Any
 ) -> Array:
     """The KV cache of one layer, zeroed. device: a JAX device or sharding."""
+    if dtype == "int8":
+        return Integers(
+            codes=jnp.zeros((num_blocks, num_kv_heads, block_size, 2 * head_dim), jnp.int8, device=device),
+            scales=jnp.zeros((num_blocks, num_kv_heads, 2 * block_size), jnp.float32, device=device),
+        )
     return jnp.zeros((num_blocks, num_kv_heads, block_size, 2 * head_dim), DTYPES[dtype], device=device)
 
 
@@ -37,8 +85,10 @@ def new_kv_cache(
 def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> Array:
     """The cache with this step's keys and values; a slot of -1 is stored nowhere."""
     num_blocks, _, block_size, _ = kv_cache.shape
-    both = jnp.concatenate([key, value], -1).astype(kv_cache.dtype)
     block_ids = drop_negative(slot_mapping, num_blocks * block_size) // block_size
+    if isinstance(kv_cache, Integers):
+        return kv_cache.write(key, value, block_ids, slot_mapping % block_size)
+    both = jnp.concatenate([key, value], -1).astype(kv_cache.dtype)
     # Heads are a slice, not an index: each device stores its own.
     return kv_cache.at[block_ids, :, slot_mapping % block_size].set(both, mode="drop")
 
@@ -88,7 +138,10 @@ def paged_attention(
     def add_chunk(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = state
         ids = jax.lax.dynamic_slice_in_dim(table, index * blocks, blocks, 1)
-        kv = jnp.take(kv_cache, ids, axis=0, mode="clip")  # [num_tiles, blocks, num_kv_heads, block_size, 2 * d]
+        if isinstance(kv_cache, Integers):
+            kv = kv_cache.take(ids).astype(query.dtype)
+        else:
+            kv = jnp.take(kv_cache, ids, axis=0, mode="clip")  # [num_tiles, blocks, num_kv_heads, block_size, 2 * d]
         kv = kv.swapaxes(1, 2).reshape(num_tiles, num_kv_heads, chunk, 2 * head_dim)
         places = index * chunk + jnp.arange(chunk)
         # What no query of the tile sees may hold anything, NaN too, and 0 * NaN is NaN.
