@@ -27,10 +27,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # ---- llm / server -> engine -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderInput:
-    """The other input of a request to an encoder-decoder model: token ids, or frames of numbers."""
+    """What cross attention reads of a request: another prompt, frames of numbers, or images."""
 
     token_ids: Sequence[int] = ()  # llm / server (tokenizer)
     features: FloatArray | None = None  # [num_frames, num_features] llm / server (front end of audio)
+    images: "Sequence[ImageInput]" = ()  # engine; of a model whose layers attend to images
 
     def num_tokens(self, encoder: ModelSpec) -> int:
         """Positions that the encoder gives: tokens, or what its convolutions leave of the frames."""
@@ -40,6 +41,9 @@ class EncoderInput:
 
     def digest(self) -> bytes:
         """16 bytes that name the content."""
+        if self.images:
+            parts = (image.digest() + image.places.tobytes() for image in self.images)
+            return xxhash.xxh3_128_digest(b"".join(parts))
         data = np.asarray(self.token_ids, np.int32) if self.features is None else np.ascontiguousarray(self.features)
         return xxhash.xxh3_128_digest(data.dtype.char.encode() + data.tobytes())
 
@@ -57,14 +61,26 @@ class ImageInput:
     grid: tuple[int, int]  # llm / server (image processor); patches along height and width
     places: IntArray  # [num_rows] llm / server (tokenizer); positions in the prompt, ascending
     num_tiles: int = 1  # llm / server (image processor); of this grid each
+    shape: int = 0  # llm / server (image processor); of its tiles, counted from 1 in VisionSpec.tile_shapes
     rows: IntArray | None = None  # [num_rows, 1 or 4] llm / server (image processor); None: the tiles' rows in order
     weights: FloatArray | None = None  # [num_rows, 4] llm / server (image processor); None: 1 each
 
     def digest(self) -> bytes:
         """16 bytes that name the content."""
         arrays = [array for array in (self.patches, self.rows, self.weights) if array is not None]
-        shape = np.asarray((*self.grid, self.num_tiles), np.int32)
+        shape = np.asarray((*self.grid, self.num_tiles, self.shape), np.int32)
         return xxhash.xxh3_128_digest(b"".join(np.ascontiguousarray(array).tobytes() for array in (shape, *arrays)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossSpan:
+    """What tokens of a request see by cross attention, from a position on up to where the next span begins: the keys
+    from first_key on, which begins a block."""
+
+    start: int  # engine
+    first_key: int  # engine
+    num_keys: int  # engine
+    is_before: bool = False  # engine; no image came yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +100,7 @@ class EngineRequest:
     in_one_step: bool = False  # engine; all of the prompt must be computed in the same step
     encoder: EncoderInput | None = None  # llm / server; the other input, of an encoder-decoder model
     num_encoder_tokens: int = 0  # engine; positions that the encoder makes of it
+    cross_spans: Sequence[CrossSpan] = ()  # engine; of images that cross attention reads
     images: Sequence[ImageInput] = ()  # llm / server; by their places
     whole_images: bool = False  # engine; the rows of an image must be computed in the same step
 
@@ -116,6 +133,7 @@ class NewRequest:
     token_types: Sequence[int] = ()  # llm / server (tokenizer); copied by the scheduler
     encoder: EncoderInput | None = None  # scheduler; what the encoder must read in this step
     num_encoder_tokens: int = 0  # engine; copied by the scheduler
+    cross_spans: Sequence[CrossSpan] = ()  # engine; copied by the scheduler
     images: Sequence[KeptImage] = ()  # scheduler
 
 
@@ -174,6 +192,8 @@ class ForwardBatch:
     rope_positions: Array | None = None  # [num_tokens, num_axes] runner; of ropes with several positions a token
     reach: Array | None = None  # [num_tokens] runner; a token sees positions before this, besides those before it
     window_start_loc: Array | None = None  # no decoder, nor an encoder that stands alone, has windows
+    is_patch: Array | None = None  # nor tiles
+    padding: Array | None = None  # nor tiles
     max_query_len: int = 0  # runner; an upper bound, 0 if unknown
     max_seq_len: int = 0  # runner; an upper bound, 0 if unknown
     max_encoder_len: int = 0  # runner; an upper bound, 0 if unknown
@@ -206,6 +226,8 @@ class EncoderBatch:
     class_rows: Array | None = None  # [num_tokens] runner; 0 where a tile's learned row stands, else -1
     rope_positions: Array | None = None  # [num_tokens, 2] runner; row and column of a patch
     window_start_loc: Array | None = None  # [num_windows + 1] runner; as query_start_loc, of windows
+    is_patch: Array | None = None  # float32 [num_tokens, 1] runner; 0 of rows behind the patches of a tile
+    padding: Array | None = None  # [num_tokens] runner; 1 of such rows, and of all of a tile that is not there
     corner_ids: Sequence[Array] = ()  # 4 or 16 [num_tokens] runner; rows of the position embedding that a patch mixes
     corner_weights: Sequence[Array] = ()  # as many float32 [num_tokens, 1] runner
     dtype: str = "float32"  # runner; of activations
@@ -217,7 +239,7 @@ class KVCaches:
     """The caches of all layers, as a forward function takes and returns them.
 
     layers: keys and values; None for a layer without attention. states: those of a recurrence; none for others.
-    cross: keys and values of what an encoder made of the other input; none without one.
+    cross: keys and values of what an encoder made of the other input, None for a layer that does not read it.
     """
 
     layers: Sequence[Array]  # device; one opaque cache per layer, made by ops.new_kv_cache

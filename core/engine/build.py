@@ -16,7 +16,7 @@ from ..devices import open_device
 from ..errors import CapacityError, ModelError, RequestError
 from ..hub import LocalModel, is_default, resolve_config, resolve_model, resolve_tokenizer
 from ..kv.block_manager import BlockManager
-from ..kv.groups import kv_groups
+from ..kv.groups import cross_group, kv_groups
 from ..models.config import HFConfig, read_config
 from ..models.declare import declare_params
 from ..models.gguf_config import config_from_gguf, with_gguf_pooler
@@ -212,6 +212,14 @@ def model_bytes(
     return sum(sizes.values()), sum(sizes.get(name, 0) for name in looked_up)
 
 
+def _num_image_blocks(config: RunnerConfig, capacity: Capacity) -> int:
+    """Blocks that the rows of a request's images, or their keys, may take."""
+    if config.spec.vision is not None and config.spec.vision.is_crossed:
+        index = cross_group(config.groups)
+        return min(capacity.kv.num_blocks[index] - 1, config.groups[index].num_tokens // config.block_size)
+    return max(0, config.num_image_rows // config.block_size - 1)
+
+
 def read_images(model: Model, tokenizer: Tokenizer | None, limits: ImageLimits) -> "ImageReader":
     """What prepares prompts with images for a model. Raises RequestError if it reads none."""
     if model.spec.vision is None or model.folder is None:
@@ -353,7 +361,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 in_one_step=computes_in_one_step(model.spec),
                 encoder=model.spec.encoder,
                 vision=model.spec.vision,
-                num_image_blocks=max(0, runner_config.num_image_rows // runner_config.block_size - 1),
+                num_image_blocks=_num_image_blocks(runner_config, capacity),
                 block_size=runner_config.block_size,
             ),
             clock=clock,

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from ..clock import Clock
 from ..errors import RequestError
 from ..models.spec import ModelSpec, Pooling, VisionSpec
+from ..runner.crossed import cross_keys
 from ..sampling.params import SamplingParams
 from ..sampling.validate import ProcessorFactories, validate_params
 from ..scheduler.scheduler import Scheduler
-from ..stages import EncoderInput, EngineRequest, ImageInput, Plan, RequestOutput
+from ..stages import CrossSpan, EncoderInput, EngineRequest, ImageInput, Plan, RequestOutput
 from ..structured.compiler import GrammarCache
 from ..text.bad_words import bad_word_ids
 from ..text.tokenizer import Tokenizer
@@ -152,9 +153,14 @@ class Engine:
         )
         self._children[request_id] = child_ids
         sight = self.limits.vision.sight if self.limits.vision is not None else "past"
-        num_encoder_tokens = 0
+        num_encoder_tokens, spans = 0, list[CrossSpan]()
         if encoder is not None and self.limits.encoder is not None:
             num_encoder_tokens = encoder.num_tokens(self.limits.encoder)
+        vision = self.limits.vision
+        if images and vision is not None and vision.is_crossed:
+            keys = cross_keys(vision, images, self.limits.block_size)
+            encoder, images = EncoderInput(images=images), ()
+            num_encoder_tokens, spans = keys.num_keys, list(keys.spans)
         for index, child_id in enumerate(child_ids):
             self.scheduler.add(
                 EngineRequest(
@@ -168,6 +174,7 @@ class Engine:
                     output_token_ids=output_token_ids,
                     encoder=encoder,
                     num_encoder_tokens=num_encoder_tokens,
+                    cross_spans=spans,
                     images=images,
                     in_one_step=sight == "prompt",
                     whole_images=sight == "image",
@@ -319,12 +326,18 @@ def check_images(images: Sequence[ImageInput], prompt_token_ids: Sequence[int], 
             code="invalid_image",
         )
     size = limits.block_size
-    distinct = {image.digest(): -(-len(image.places) // size) for image in images}
-    if sum(distinct.values()) > limits.num_image_blocks:
+    if vision.is_crossed:
+        num_blocks = -(-cross_keys(vision, images, size).num_keys // size)
+    else:
+        num_blocks = sum({image.digest(): -(-len(image.places) // size) for image in images}.values())
+    if num_blocks > limits.num_image_blocks:
         raise RequestError(
-            f"the images take {sum(distinct.values()) * size} rows, and {limits.num_image_blocks * size} can be kept",
+            f"the images take {num_blocks * size} rows, and {limits.num_image_blocks * size} can be kept",
             code="context_length_exceeded",
-            remedies=["fewer or smaller images", "a larger HEADRACE_IMAGE_CACHE_TOKENS"],
+            remedies=[
+                "fewer or smaller images",
+                "a larger --kv-memory" if vision.is_crossed else "a larger HEADRACE_IMAGE_CACHE_TOKENS",
+            ],
         )
 
 

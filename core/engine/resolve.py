@@ -245,7 +245,7 @@ def resolve_capacity(
 
 def resolve_image_rows(config: EngineConfig, spec: ModelSpec, length: int) -> int:
     """Rows that are kept of images, those of the null block included: no more than two requests can have."""
-    if spec.vision is None:
+    if spec.vision is None or spec.vision.is_crossed:
         return 0
     size = config.kv.block_size
     return (1 + -(-min(config.kv.image_cache_tokens, 2 * length) // size)) * size

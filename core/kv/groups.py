@@ -13,12 +13,17 @@ CHECKPOINT_TOKENS = 512
 """How far apart the states are that a prompt leaves for others, besides the one at its end."""
 
 
+IMAGES_OF_A_REQUEST = 8
+"""Images that there is room for, for each request of full length, where cross attention reads them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroup:
     """Layers with one caching policy.
 
     kind full keeps every block; sliding returns blocks that left the window; state keeps states, not tokens: a block
-    holds num_lanes of them; cross keeps what an encoder made of the request's other input, num_tokens at most. heads:
+    holds num_lanes of them; cross keeps what an encoder made of the request's other input, num_tokens of it at most,
+    or, of images, as a rule. heads:
     (num_kv_heads, head_dim) per layer, in the order of layer_indices. states: the arrays of one state per layer, in
     the same order.
     """
@@ -83,17 +88,25 @@ def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
     states = tuple(state_shapes(mixer) for mixer in recurrent.values())
     if recurrent:
         groups.append(KVGroup(kind="state", layer_indices=tuple(recurrent), states=states))
-    crosses = [layer.cross for layer in spec.layers if layer.cross is not None]
-    if spec.encoder is not None:
+    crosses = {i: layer.cross for i, layer in enumerate(spec.layers) if layer.cross is not None}
+    if crosses:
         groups.append(
             KVGroup(
                 kind="cross",
-                layer_indices=tuple(range(len(crosses))),
-                heads=tuple((cross.num_heads, cross.head_dim) for cross in crosses),
-                num_tokens=spec.encoder.max_position_embeddings,
+                layer_indices=tuple(crosses),
+                heads=tuple((cross.num_kv_heads, cross.head_dim) for cross in crosses.values()),
+                num_tokens=_num_cross_tokens(spec),
             )
         )
     return tuple(groups)
+
+
+def _num_cross_tokens(spec: ModelSpec) -> int:
+    """How many keys one request is given room for."""
+    if spec.encoder is not None:
+        return spec.encoder.max_position_embeddings
+    assert spec.vision is not None, "cross attention reads what an encoder made"
+    return IMAGES_OF_A_REQUEST * spec.vision.max_tiles * spec.vision.encoder.num_learned_positions
 
 
 def group_of_layer(groups: Sequence[KVGroup], num_layers: int) -> list[int]:

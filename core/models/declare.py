@@ -5,14 +5,13 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from . import leaves
 from .mixer import conv_channels
-from .params import Param, Part, Shard
-from .rope import num_rope_variants, rope_tables
+from .params import Param, Part
 from .spec import (
     AltUpSpec,
     AttentionSpec,
@@ -87,37 +86,41 @@ def sinusoids(spec: ModelSpec, size: int) -> npt.NDArray[np.float32]:
 def _decoder(spec: ModelSpec) -> Iterator[Param]:
     hidden = spec.hidden_size
     embed_size = spec.embed_size or hidden
-    yield _token_table("embed_tokens.weight", spec.vocab_size, embed_size)
+    yield leaves.token_table("embed_tokens.weight", spec.vocab_size + spec.num_extra_tokens, embed_size)
     if spec.embed_size:
-        yield from _linear("project_in", hidden, embed_size, "replicated", False)
+        yield from leaves.linear("project_in", hidden, embed_size, "replicated", False)
     yield from _positions(spec, hidden)
     if spec.embed_norm:
-        yield from _norm(spec.norm, "embed_norm", hidden)
+        yield from leaves.norm(spec.norm, "embed_norm", hidden)
     if size := spec.layer_input_size * spec.num_layers:
-        yield _token_table("embed_layers.weight", spec.vocab_size, size)
-        yield from _linear("embed_layers_proj", size, hidden, "replicated", False)
-        yield from _norm(spec.norm, "embed_layers_norm", spec.layer_input_size)
+        yield leaves.token_table("embed_layers.weight", spec.vocab_size, size)
+        yield from leaves.linear("embed_layers_proj", size, hidden, "replicated", False)
+        yield from leaves.norm(spec.norm, "embed_layers_norm", spec.layer_input_size)
     for way in ("in", "out") if spec.altup is not None else ():
         for n in range(1, spec.altup.num_streams if spec.altup is not None else 0):
-            yield from _linear(f"altup_{way}.{n - 1}", hidden, hidden, "replicated", False)
+            yield from leaves.linear(f"altup_{way}.{n - 1}", hidden, hidden, "replicated", False)
     if spec.num_relative_buckets and not spec.relative_bias_by_layer:
         yield _relative_bias(spec, "")
     for n, rope in enumerate(distinct_ropes(spec)):
-        yield from _rope(rope, f"rope.{n}")
+        yield from leaves.rope(rope, f"rope.{n}")
+    if spec.vision is not None and spec.vision.is_crossed:
+        for name, opened in (("cross", (0, 1, 1)), ("mlp", (0, 0, 1))):
+            rows = partial(_rows, opened, hidden)
+            yield Param(name=f"sees.{name}.weight", shape=(3, hidden), kind="embedding", compute=rows)
     for i, layer in enumerate(spec.layers):
         yield from _layer(layer, f"layers.{i}", spec)
     if spec.final_norm:
-        yield from _norm(spec.norm, "final_norm", hidden)
+        yield from leaves.norm(spec.norm, "final_norm", hidden)
     if spec.pooler is not None:  # then there is no head for tokens
         yield from _head(spec.pooler)
         return
     if spec.embed_size:
-        yield from _linear("project_out", embed_size, hidden, "replicated", False)
+        yield from leaves.linear("project_out", embed_size, hidden, "replicated", False)
     if spec.head_transform is not None:
         yield from _dense(spec.head_transform)
     if not spec.tie_word_embeddings:
         yield dataclasses.replace(
-            _token_table("lm_head.weight", spec.vocab_size, embed_size), unit_rows=spec.lm_head_unit_rows
+            leaves.token_table("lm_head.weight", spec.vocab_size, embed_size), unit_rows=spec.lm_head_unit_rows
         )
     if spec.lm_head_bias:
         shape = (spec.vocab_size,)
@@ -131,25 +134,25 @@ def _encoder(spec: ModelSpec) -> Iterator[Param]:
     num_inputs = spec.num_features
     for n, convolution in enumerate(spec.convolutions):
         size_in = convolution.kernel * num_inputs
-        yield from _linear(f"convolutions.{n}", hidden, size_in, "replicated", True, quantizable=False)
+        yield from leaves.linear(f"convolutions.{n}", hidden, size_in, "replicated", True, quantizable=False)
         num_inputs = hidden
     if not spec.num_features and not spec.shares_embedding:
-        yield _token_table("embed_tokens.weight", spec.vocab_size, size)
+        yield leaves.token_table("embed_tokens.weight", spec.vocab_size, size)
     if spec.num_token_types:
         yield Param(name="embed_token_types.weight", shape=(spec.num_token_types, size), kind="embedding")
     yield from _positions(spec, size)
     if spec.embed_norm:
-        yield from _norm(spec.norm, "embed_norm", size)
+        yield from leaves.norm(spec.norm, "embed_norm", size)
     if spec.num_relative_buckets and not spec.relative_bias_by_layer:
         yield _relative_bias(spec, "")
     if spec.embed_size:
-        yield from _linear("embed_in", hidden, size, "replicated", True)
+        yield from leaves.linear("embed_in", hidden, size, "replicated", True)
     for n, rope in enumerate(distinct_ropes(spec)):
-        yield from _rope(rope, f"rope.{n}")
+        yield from leaves.rope(rope, f"rope.{n}")
     for i, layer in enumerate(spec.layers):
         yield from _layer(layer, f"layers.{i}", spec)
     if spec.final_norm:
-        yield from _norm(spec.norm, "final_norm", hidden)
+        yield from leaves.norm(spec.norm, "final_norm", hidden)
     if spec.pooler is not None:
         yield from _head(spec.pooler)
 
@@ -162,20 +165,33 @@ def image_params(vision: VisionSpec) -> tuple[Param, ...]:
 def _vision(vision: VisionSpec) -> Iterator[Param]:
     encoder = vision.encoder
     hidden = encoder.hidden_size
-    yield from _linear(
+    yield from leaves.linear(
         "vision.embed_patches", hidden, encoder.num_features, "replicated", vision.patch_bias, quantizable=False
     )
     if vision.patch_norm is not None:
-        yield from _norm(vision.patch_norm, "vision.patch_norm", hidden)
+        yield from leaves.norm(vision.patch_norm, "vision.patch_norm", hidden)
     if vision.has_class:
         yield Param(name="vision.embed_class.weight", shape=(1, hidden), kind="vector")
     if vision.has_newline:
         rows = vision.projector.dense[-1].out_features
         yield Param(name="projector.newline.weight", shape=(1, rows), kind="vector")
-    if vision.num_corners:
-        yield Param(name="vision.embed_corners.weight", shape=(vision.num_corners, hidden), kind="embedding")
+    num_places = len(vision.tile_shapes) and (len(vision.tile_shapes) + 1) * vision.max_tiles
+    parts = {"tiles": num_places, "tile_patches": num_places * encoder.num_learned_positions}
+    if vision.num_corners or num_places:
+        yield Param(
+            name="vision.embed_corners.weight",
+            shape=(vision.num_corners + sum(parts.values()), hidden),
+            kind="embedding",
+            parts=tuple(Part(name=f"vision.embed_{name}.weight", rows=n) for name, n in parts.items() if n),
+        )
     yield from (_prefixed(param, "vision.") for param in _encoder(encoder))
-    yield from _projector(vision, vision.projector, "projector")
+    if vision.second is not None:
+        yield from (_prefixed(param, "second.") for param in _encoder(vision.second))
+    if attn := next((layer.attn for layer in encoder.layers if layer.attn.has_padding), None):
+        marks = partial(_marks, attn.num_heads)
+        yield Param(name="vision.marks.weight", shape=(2, attn.num_heads * 8), kind="embedding", compute=marks)
+    for param in _projector(vision, vision.projector, "projector"):
+        yield dataclasses.replace(param, num_joined=len(vision.joined))
     for n, (_, projector) in enumerate(vision.taps):
         yield from _projector(vision, projector, f"taps.{n}")
 
@@ -183,9 +199,11 @@ def _vision(vision: VisionSpec) -> Iterator[Param]:
 def _projector(vision: VisionSpec, projector: ProjectorSpec, prefix: str) -> Iterator[Param]:
     hidden = vision.encoder.hidden_size
     if projector.patch_norm is not None:
-        yield from _norm(projector.patch_norm, f"{prefix}.patch_norm", hidden)
+        yield from leaves.norm(projector.patch_norm, f"{prefix}.patch_norm", hidden)
     if projector.norm is not None:
-        yield from _norm(projector.norm, f"{prefix}.norm", hidden * (1 if projector.is_mean else vision.merge**2))
+        yield from leaves.norm(
+            projector.norm, f"{prefix}.norm", hidden * (1 if projector.is_mean else vision.merge**2)
+        )
     for dense in projector.dense:
         yield from _dense(dense, f"{prefix}.")
 
@@ -194,16 +212,29 @@ def _dense(dense: DenseSpec, prefix: str = "") -> Iterator[Param]:
     name, rows, cols = f"{prefix}{dense.name}", dense.out_features, dense.in_features
     if dense.gated:
         halves = {"gate_proj": rows, "up_proj": rows}
-        for param in _fused(f"{name}.gate_up_proj", name, halves, cols, dense.bias, 1):
+        for param in leaves.fused(f"{name}.gate_up_proj", name, halves, cols, dense.bias, 1):
             yield dataclasses.replace(param, shard="replicated", quantizable=False)
     else:
-        yield from _linear(name, rows, cols, "replicated", dense.bias, quantizable=False)
+        yield from leaves.linear(name, rows, cols, "replicated", dense.bias, quantizable=False)
     if dense.norm is not None:
-        yield from _norm(dense.norm, f"{name}_norm", rows)
+        yield from leaves.norm(dense.norm, f"{name}_norm", rows)
 
 
 def _filled(shape: tuple[int, ...], value: float) -> npt.NDArray[np.float32]:
     return np.full(shape, value, np.float32)
+
+
+def _rows(values: tuple[int, ...], size: int) -> npt.NDArray[np.float32]:
+    """[len(values), size], each row of one value."""
+    return np.repeat(np.asarray(values, np.float32)[:, None], size, axis=1)
+
+
+def _marks(num_heads: int) -> npt.NDArray[np.float32]:
+    """What stands behind each head of a query, [2, num_heads * 8]: nothing, or what keeps padding from padding, whose
+    keys have its negative. Half-precision types hold it and its square."""
+    marks = np.zeros((2, num_heads, 8), np.float32)
+    marks[1, :, 0] = 128.0
+    return marks.reshape(2, -1)
 
 
 def _prefixed(param: Param, prefix: str) -> Param:
@@ -224,11 +255,15 @@ def _relative_bias(spec: ModelSpec, prefix: str) -> Param:
 
 
 def _cross(cross: CrossSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
-    size = cross.num_heads * cross.head_dim
-    yield from _linear(f"{prefix}.q_proj", size, hidden_size, "column", cross.bias)
-    rows = {"k_proj": size, "v_proj": size}
-    yield from _fused(f"{prefix}.kv_proj", prefix, rows, hidden_size, cross.bias, cross.num_heads)
-    yield from _linear(f"{prefix}.o_proj", hidden_size, size, "row", cross.bias)
+    size, kv_size = cross.num_heads * cross.head_dim, cross.num_kv_heads * cross.head_dim
+    yield from leaves.linear(f"{prefix}.q_proj", size, hidden_size, "column", cross.bias)
+    rows = {"k_proj": kv_size, "v_proj": kv_size}
+    yield from leaves.fused(f"{prefix}.kv_proj", prefix, rows, hidden_size, cross.bias, cross.num_kv_heads)
+    yield from leaves.linear(f"{prefix}.o_proj", hidden_size, size, "row", cross.bias)
+    for name in ("q_norm", "k_norm") if cross.qk_norm is not None else ():
+        yield Param(name=f"{prefix}.{name}.weight", shape=(cross.head_dim,), kind="vector")
+    for name in ("gate", "mlp_gate") if cross.gated else ():
+        yield Param(name=f"{prefix}.{name}", shape=(hidden_size,), kind="vector")
 
 
 def _head(pooler: PoolerSpec) -> Iterator[Param]:
@@ -240,7 +275,7 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
     hidden, norms_output = spec.hidden_size, layer.post_norm or layer.norm_after_add
     if layer.has_attention or layer.mixer is not None:
         if layer.pre_norm and layer.attn_pre_norm:
-            yield from _norm(spec.norm, f"{prefix}.attn_norm", hidden)
+            yield from leaves.norm(spec.norm, f"{prefix}.attn_norm", hidden)
         if layer.attn.latent is not None:
             yield from _latent_attention(layer.attn, layer.attn.latent, f"{prefix}.attn", hidden)
         elif layer.shared is not None:
@@ -252,36 +287,36 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
         if spec.relative_bias_by_layer:
             yield _relative_bias(spec, f"{prefix}.attn.")
         if norms_output:
-            yield from _norm(spec.norm, f"{prefix}.attn_post_norm", hidden)
+            yield from leaves.norm(spec.norm, f"{prefix}.attn_post_norm", hidden)
     if layer.cross is not None:
         if layer.pre_norm:
-            yield from _norm(spec.norm, f"{prefix}.cross_norm", hidden)
+            yield from leaves.norm(spec.norm, f"{prefix}.cross_norm", hidden)
         yield from _cross(layer.cross, f"{prefix}.cross", hidden)
         if norms_output:
-            yield from _norm(spec.norm, f"{prefix}.cross_post_norm", hidden)
+            yield from leaves.norm(spec.norm, f"{prefix}.cross_post_norm", hidden)
     if not layer.has_feed_forward:
         return
     if layer.pre_norm and not layer.shared_norm:
-        yield from _norm(spec.norm, f"{prefix}.mlp_norm", hidden)
+        yield from leaves.norm(spec.norm, f"{prefix}.mlp_norm", hidden)
     if layer.moe is None or layer.moe_beside:
         yield from _mlp(layer.mlp, f"{prefix}.mlp", hidden)
     if layer.moe is not None:
         yield from _moe(layer.moe, f"{prefix}.{'moe' if layer.moe_beside else 'mlp'}", hidden)
     if layer.moe_beside:
         for name in ("mlp_out_norm", "moe.router_norm", "moe_norm", "moe_out_norm"):
-            yield from _norm(spec.norm, f"{prefix}.{name}", hidden)
+            yield from leaves.norm(spec.norm, f"{prefix}.{name}", hidden)
     if norms_output:
-        yield from _norm(spec.norm, f"{prefix}.mlp_post_norm", hidden)
+        yield from leaves.norm(spec.norm, f"{prefix}.mlp_post_norm", hidden)
     if size := spec.layer_input_size:
-        yield from _linear(f"{prefix}.input_gate", size, hidden, "replicated", False)
-        yield from _linear(f"{prefix}.input_proj", hidden, size, "replicated", False)
-        yield from _norm(spec.norm, f"{prefix}.input_norm", hidden)
+        yield from leaves.linear(f"{prefix}.input_gate", size, hidden, "replicated", False)
+        yield from leaves.linear(f"{prefix}.input_proj", hidden, size, "replicated", False)
+        yield from leaves.norm(spec.norm, f"{prefix}.input_norm", hidden)
     if spec.altup is not None:
         yield from _altup(spec.altup, f"{prefix}.altup", hidden, spec.norm)
     if rank := layer.laurel_rank:
-        yield from _linear(f"{prefix}.laurel.in_proj", rank, hidden, "replicated", False)
-        yield from _linear(f"{prefix}.laurel.out_proj", hidden, rank, "replicated", False)
-        yield from _norm(spec.norm, f"{prefix}.laurel.norm", hidden)
+        yield from leaves.linear(f"{prefix}.laurel.in_proj", rank, hidden, "replicated", False)
+        yield from leaves.linear(f"{prefix}.laurel.out_proj", hidden, rank, "replicated", False)
+        yield from leaves.norm(spec.norm, f"{prefix}.laurel.norm", hidden)
     if layer.has_scalar:
         yield Param(name=f"{prefix}.scalar", shape=(hidden,), kind="vector")
 
@@ -289,9 +324,9 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
 def _altup(altup: AltUpSpec, prefix: str, hidden_size: int, norm: NormSpec) -> Iterator[Param]:
     """What mixes the streams: small, and all else depends on it."""
     num = altup.num_streams
-    yield from _norm(norm, f"{prefix}.router_norm", hidden_size)
+    yield from leaves.norm(norm, f"{prefix}.router_norm", hidden_size)
     for name, rows, columns in (("router", num, hidden_size), ("predict", num * num, num), ("correct", num, num)):
-        yield from _linear(f"{prefix}.{name}", rows, columns, "replicated", False, quantizable=False)
+        yield from leaves.linear(f"{prefix}.{name}", rows, columns, "replicated", False, quantizable=False)
     yield Param(name=f"{prefix}.scale", shape=(hidden_size,), kind="vector")
 
 
@@ -304,7 +339,7 @@ def _attention(attn: AttentionSpec, prefix: str, hidden_size: int, out_size: int
     rows = {"q_proj": query_rows * (2 if attn.gate_in_query else 1)}
     if attn.kv_layer < 0:
         rows |= {"k_proj": kv_rows} if attn.value_is_key else {"k_proj": kv_rows, "v_proj": value_rows}
-    yield from _fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, attn.num_kv_heads)
+    yield from leaves.fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, attn.num_kv_heads)
     if attn.qk_norm is not None:
         yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.q_norm", attn.num_heads)
         if attn.kv_layer < 0:
@@ -312,15 +347,15 @@ def _attention(attn: AttentionSpec, prefix: str, hidden_size: int, out_size: int
     yield from _position_biases(attn, prefix)
     if attn.gated:
         gate_rows = attn.num_heads if attn.gate_by_head else out_rows
-        yield from _linear(f"{prefix}.gate_proj", gate_rows, hidden_size, "column", False)
+        yield from leaves.linear(f"{prefix}.gate_proj", gate_rows, hidden_size, "column", False)
     if attn.out_norm is not None:
-        yield from _norm(attn.out_norm, f"{prefix}.out_norm", out_rows)
-    yield from _linear(f"{prefix}.o_proj", out_size or hidden_size, out_rows, "row", attn.o_bias)
+        yield from leaves.norm(attn.out_norm, f"{prefix}.out_norm", out_rows)
+    yield from leaves.linear(f"{prefix}.o_proj", out_size or hidden_size, out_rows, "row", attn.o_bias)
 
 
 def _heads_norm(attn: AttentionSpec, norm: NormSpec, name: str, num_heads: int) -> Iterator[Param]:
     size = attn.head_dim if attn.qk_norm_over == "head" else num_heads * attn.head_dim
-    for param in _norm(norm, name, size):
+    for param in leaves.norm(norm, name, size):
         if attn.qk_norm_over != "heads":
             yield param
             continue
@@ -346,13 +381,13 @@ def _position_biases(attn: AttentionSpec, prefix: str) -> Iterator[Param]:
 def _latent_attention(attn: AttentionSpec, latent: LatentSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     query_rows = attn.num_heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
     if latent.q_lora_rank:
-        yield from _linear(f"{prefix}.q_a_proj", latent.q_lora_rank, hidden_size, "replicated", latent.bias)
-        yield from _norm(latent.norm, f"{prefix}.q_a_norm", latent.q_lora_rank)
-        yield from _linear(f"{prefix}.q_b_proj", query_rows, latent.q_lora_rank, "column", False)
+        yield from leaves.linear(f"{prefix}.q_a_proj", latent.q_lora_rank, hidden_size, "replicated", latent.bias)
+        yield from leaves.norm(latent.norm, f"{prefix}.q_a_norm", latent.q_lora_rank)
+        yield from leaves.linear(f"{prefix}.q_b_proj", query_rows, latent.q_lora_rank, "column", False)
     else:
-        yield from _linear(f"{prefix}.q_proj", query_rows, hidden_size, "column", False)
-    yield from _linear(f"{prefix}.kv_a_proj", attn.head_dim, hidden_size, "replicated", latent.bias)
-    yield from _norm(latent.norm, f"{prefix}.kv_a_norm", latent.kv_lora_rank)
+        yield from leaves.linear(f"{prefix}.q_proj", query_rows, hidden_size, "column", False)
+    yield from leaves.linear(f"{prefix}.kv_a_proj", attn.head_dim, hidden_size, "replicated", latent.bias)
+    yield from leaves.norm(latent.norm, f"{prefix}.kv_a_norm", latent.kv_lora_rank)
     kv_rows = attn.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     yield Param(
         name=f"{prefix}.kv_b_proj.weight",
@@ -361,16 +396,16 @@ def _latent_attention(attn: AttentionSpec, latent: LatentSpec, prefix: str, hidd
         shard="column",
         num_stacked=attn.num_heads,
     )
-    yield from _linear(f"{prefix}.o_proj", hidden_size, attn.num_heads * latent.v_head_dim, "row", attn.o_bias)
+    yield from leaves.linear(f"{prefix}.o_proj", hidden_size, attn.num_heads * latent.v_head_dim, "row", attn.o_bias)
 
 
 def _shared(shared: SharedSpec, attn: AttentionSpec, layer: str, hidden_size: int, norm: NormSpec) -> Iterator[Param]:
     """What is the layer's own, and the block itself with the layer that keeps it."""
     prefix, size = f"layers.{shared.owner}.shared", shared.mlp.intermediate_size
     if layer == f"layers.{shared.owner}":
-        yield from _norm(norm, f"{prefix}.attn_norm", 2 * hidden_size)
+        yield from leaves.norm(norm, f"{prefix}.attn_norm", 2 * hidden_size)
         yield from _attention(attn, f"{prefix}.attn", 2 * hidden_size, hidden_size)
-        yield from _norm(norm, f"{prefix}.mlp_norm", hidden_size)
+        yield from leaves.norm(norm, f"{prefix}.mlp_norm", hidden_size)
         yield from _mlp(shared.mlp, f"{prefix}.mlp", hidden_size)
     query, keys = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
     adapters = [("mlp.adapter", hidden_size, 2 * size)]
@@ -379,9 +414,9 @@ def _shared(shared: SharedSpec, attn: AttentionSpec, layer: str, hidden_size: in
         adapters += [(f"attn.{name}_adapter", 2 * hidden_size, out) for name, out in zip("qkv", outs, strict=True)]
     for name, in_features, out in adapters:
         rank, number = shared.adapter_rank, shared.number
-        yield from _linear(f"{prefix}.{name}_in.{number}", rank, in_features, "replicated", False)
-        yield from _linear(f"{prefix}.{name}_out.{number}", out, rank, "replicated", False)
-    yield from _linear(f"{layer}.shared.out_proj", hidden_size, hidden_size, "replicated", False)
+        yield from leaves.linear(f"{prefix}.{name}_in.{number}", rank, in_features, "replicated", False)
+        yield from leaves.linear(f"{prefix}.{name}_out.{number}", out, rank, "replicated", False)
+    yield from leaves.linear(f"{layer}.shared.out_proj", hidden_size, hidden_size, "replicated", False)
 
 
 def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
@@ -399,30 +434,30 @@ def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
             vectors |= {"a_log": (heads,), "dt_bias": (heads * (mixer.state_size if mixer.decay_rank else 1),)}
         case "lightning":
             rows = {f"{name}_proj": size for name in "qkv"}
-            [fused] = _fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, heads)
+            [fused] = leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, heads)
             yield dataclasses.replace(fused, shard="replicated")
-            yield from _linear(f"{prefix}.gate_proj", size, hidden_size, "replicated", False)
+            yield from leaves.linear(f"{prefix}.gate_proj", size, hidden_size, "replicated", False)
             yield from _lightning_constants(mixer, prefix)
             vectors |= {"norm.weight": (size,)}
         case "mamba2":
-            yield from _linear(
+            yield from leaves.linear(
                 f"{prefix}.in_proj", 2 * size + 2 * keys + heads, hidden_size, "replicated", mixer.bias
             )
             vectors |= {"a_log": (heads,), "d": (heads,), "dt_bias": (heads,)}
             if mixer.norm is not None:
                 vectors["norm.weight"] = (size,)
         case "mamba":
-            yield from _linear(f"{prefix}.in_proj", 2 * size, hidden_size, "replicated", mixer.bias)
+            yield from leaves.linear(f"{prefix}.in_proj", 2 * size, hidden_size, "replicated", mixer.bias)
             # Small, and what they make decides how long a state lasts.
             size_out = mixer.dt_rank + 2 * keys
-            yield from _linear(f"{prefix}.x_proj", size_out, size, "replicated", False, quantizable=False)
-            yield from _linear(f"{prefix}.dt_proj", size, mixer.dt_rank, "replicated", False, quantizable=False)
+            yield from leaves.linear(f"{prefix}.x_proj", size_out, size, "replicated", False, quantizable=False)
+            yield from leaves.linear(f"{prefix}.dt_proj", size, mixer.dt_rank, "replicated", False, quantizable=False)
             vectors |= {"a_log": (heads, keys), "d": (heads,), "dt_bias": (heads,)}
             if mixer.norm is not None:
                 for name, width in (("dt_norm", mixer.dt_rank), ("b_norm", keys), ("c_norm", keys)):
-                    yield from _norm(mixer.norm, f"{prefix}.{name}", width)
+                    yield from leaves.norm(mixer.norm, f"{prefix}.{name}", width)
         case "conv":
-            yield from _linear(f"{prefix}.in_proj", 3 * size, hidden_size, "replicated", mixer.bias)
+            yield from leaves.linear(f"{prefix}.in_proj", 3 * size, hidden_size, "replicated", mixer.bias)
     for name, shape in vectors.items():
         yield Param(name=f"{prefix}.{name}", shape=shape, kind="vector")
     if mixer.multipliers:
@@ -433,26 +468,26 @@ def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
             kind="constant",
             compute=lambda: np.repeat(np.asarray(mixer.multipliers, np.float32), counts),
         )
-    yield from _linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.out_bias)
+    yield from leaves.linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.out_bias)
 
 
 def _delta(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
     rows = {"q_proj": keys, "k_proj": keys, "v_proj": size, **({} if mixer.gate_rank else {"z_proj": size})}
-    [fused] = _fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
+    [fused] = leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
     larger = (Part(name=f"{prefix}.qkv_proj.weight", rows=2 * keys + size), *fused.parts[3:])
     yield dataclasses.replace(fused, larger_parts=larger, shard="replicated")
     rows = {"beta_proj": heads, **({} if mixer.decay_rank else {"dt_proj": heads})}
-    yield from _fused(f"{prefix}.gates_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
+    yield from leaves.fused(f"{prefix}.gates_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
     for name, rank, out in (
         ("decay", mixer.decay_rank, heads * mixer.state_size),
         ("gate", mixer.gate_rank, size),
     ):
         if rank:
-            yield from _linear(f"{prefix}.{name}_a_proj", rank, hidden_size, "replicated", False)
-            yield from _linear(f"{prefix}.{name}_b_proj", out, rank, "replicated", False)
+            yield from leaves.linear(f"{prefix}.{name}_a_proj", rank, hidden_size, "replicated", False)
+            yield from leaves.linear(f"{prefix}.{name}_b_proj", out, rank, "replicated", False)
     if mixer.norm is not None:
-        yield from _norm(mixer.norm, f"{prefix}.norm", mixer.head_dim)
+        yield from leaves.norm(mixer.norm, f"{prefix}.norm", mixer.head_dim)
 
 
 def _lightning_constants(mixer: MixerSpec, prefix: str) -> Iterator[Param]:
@@ -476,9 +511,9 @@ def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     size = mlp.intermediate_size
     if mlp.gated:
         rows = {"gate_proj": size, "up_proj": size}
-        yield from _fused(f"{prefix}.gate_up_proj", prefix, rows, hidden_size, mlp.bias, size)
+        yield from leaves.fused(f"{prefix}.gate_up_proj", prefix, rows, hidden_size, mlp.bias, size)
     else:
-        yield from _linear(f"{prefix}.up_proj", size, hidden_size, "column", mlp.bias)
+        yield from leaves.linear(f"{prefix}.up_proj", size, hidden_size, "column", mlp.bias)
     if mlp.sparsity:
         cut = partial(_filled, (size,), -NormalDist().inv_cdf(mlp.sparsity))
         yield Param(name=f"{prefix}.cut", shape=(size,), kind="constant", compute=cut)
@@ -486,14 +521,16 @@ def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
         yield Param(name=f"{prefix}.act.alpha_p", shape=(1,), kind="vector")
         yield Param(name=f"{prefix}.act.alpha_n", shape=(1,), kind="vector")
     if mlp.inner_norm is not None:
-        yield from _norm(mlp.inner_norm, f"{prefix}.inner_norm", size)
-    yield from _linear(f"{prefix}.down_proj", hidden_size, size, "row", mlp.bias)
+        yield from leaves.norm(mlp.inner_norm, f"{prefix}.inner_norm", size)
+    yield from leaves.linear(f"{prefix}.down_proj", hidden_size, size, "row", mlp.bias)
 
 
 def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     num_experts, size = moe.num_experts, moe.intermediate_size
     # A wrong expert is worse than a wrong digit, and these are small.
-    yield from _linear(f"{prefix}.router", num_experts, hidden_size, "replicated", moe.router_bias, quantizable=False)
+    yield from leaves.linear(
+        f"{prefix}.router", num_experts, hidden_size, "replicated", moe.router_bias, quantizable=False
+    )
     if moe.has_correction:
         yield Param(name=f"{prefix}.router.correction", shape=(num_experts,), kind="vector")
     expert_size = moe.latent_size or hidden_size
@@ -517,82 +554,9 @@ def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
                 quantizable=leaf == "weight",
             )
     if moe.latent_size:
-        yield from _linear(f"{prefix}.latent_in", moe.latent_size, hidden_size, "replicated", False)
-        yield from _linear(f"{prefix}.latent_out", hidden_size, moe.latent_size, "replicated", False)
+        yield from leaves.linear(f"{prefix}.latent_in", moe.latent_size, hidden_size, "replicated", False)
+        yield from leaves.linear(f"{prefix}.latent_out", hidden_size, moe.latent_size, "replicated", False)
     if moe.shared is not None:
         yield from _mlp(moe.shared, f"{prefix}.shared", hidden_size)
     if moe.shared_gated:
-        yield from _linear(f"{prefix}.shared_gate", 1, hidden_size, "replicated", False, quantizable=False)
-
-
-def _fused(
-    name: str, prefix: str, rows: dict[str, int], in_features: int, bias: bool, num_groups: int
-) -> Iterator[Param]:
-    def parts(leaf: str) -> tuple[Part, ...]:
-        return tuple(
-            Part(name=f"{prefix}.{part}.{leaf}", rows=count, is_sensitive=splits and part == "v_proj")
-            for part, count in rows.items()
-        )
-
-    # Of a layer's weights, errors in v cost most (4 times what those in q, k and o together cost).
-    is_sensitive = name.endswith("qkv_proj")
-    splits = is_sensitive and not name.startswith("encoder.")
-    out = sum(rows.values())
-    yield Param(
-        name=f"{name}.weight",
-        shape=(out, in_features),
-        kind="linear",
-        shard="column",
-        parts=parts("weight"),
-        num_groups=num_groups,
-        quantizable=True,
-        is_sensitive=is_sensitive,
-    )
-    if bias:
-        yield Param(
-            name=f"{name}.bias",
-            shape=(out,),
-            kind="vector",
-            shard="column",
-            parts=parts("bias"),
-            num_groups=num_groups,
-        )
-
-
-def _token_table(name: str, vocab_size: int, size: int) -> Param:
-    kind: Literal["embedding", "linear"] = "embedding" if name.startswith("embed") else "linear"
-    return Param(name=name, shape=(vocab_size, size), kind=kind, shard="vocab", quantizable=True)
-
-
-def _linear(
-    name: str, out_features: int, in_features: int, shard: Shard, bias: bool, *, quantizable: bool = True
-) -> Iterator[Param]:
-    shape = (out_features, in_features)
-    yield Param(name=f"{name}.weight", shape=shape, kind="linear", shard=shard, quantizable=quantizable)
-    if bias:
-        # A row-cut product is summed over ranks, so that its bias must stay whole and be added once.
-        bias_shard: Shard = "replicated" if shard == "row" else shard
-        yield Param(name=f"{name}.bias", shape=(out_features,), kind="vector", shard=bias_shard)
-
-
-def _norm(norm: NormSpec, name: str, size: int) -> Iterator[Param]:
-    if norm.weight:
-        yield Param(name=f"{name}.weight", shape=(size,), kind="vector", plus_one=norm.plus_one)
-    if norm.bias:
-        yield Param(name=f"{name}.bias", shape=(size,), kind="vector")
-
-
-def _rope(rope: RopeSpec, prefix: str) -> Iterator[Param]:
-    variants = num_rope_variants(rope)
-    yield Param(
-        name=f"{prefix}.inv_freq",
-        shape=(variants, rope.rotary_dim // 2),
-        kind="constant",
-        compute=lambda: rope_tables(rope)[0],
-    )
-    yield Param(
-        name=f"{prefix}.attention_factor",
-        shape=(variants,),
-        kind="constant",
-        compute=lambda: rope_tables(rope)[1],
-    )
+        yield from leaves.linear(f"{prefix}.shared_gate", 1, hidden_size, "replicated", False, quantizable=False)

@@ -8,7 +8,7 @@ from ..stages import Array, ForwardBatch, KVCaches
 from .altup import altup_layer, join_streams, make_streams
 from .attention import attention
 from .declare import rope_numbers
-from .encoder_decoder import cross_block
+from .encoder_decoder import cross_block, pass_gate
 from .feed_forward import dense_and_experts, feed_forward
 from .layer_inputs import finish_layer, layer_inputs
 from .mixer import States, mix
@@ -88,6 +88,8 @@ def decoder(
 
         post_norm = f"{prefix}attn_post_norm."
         if layer.cross is not None:
+            if spec.vision is not None and batch.encoder_lens is None:  # no token sees an image
+                continue
             block, residual = cross_block(ops, spec, params, i, block, residual, kv, batch)
             post_norm = f"{prefix}cross_post_norm."
 
@@ -105,6 +107,7 @@ def decoder(
             block = dense_and_experts(ops, layer, layer.moe, spec.norm, params, prefix, x, residual)
         else:
             block = feed_forward(ops, layer, params, f"{prefix}mlp.", x)
+            block = pass_gate(ops, spec, params, i, "mlp", block, batch)
         if layer.post_norm:
             block = normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", block)
         if layer.residual_scale != 1.0:

@@ -20,13 +20,16 @@ def encoder(
     prefix: str = "",
     embeddings: Array | None = None,
     behind_layers: list[Array] | None = None,
+    positions: Array | None = None,
 ) -> Array:
     """Hidden states after the last layer, [num_tokens, hidden_size]. `batch` holds whole requests.
 
     prefix: begins the names of its parameters, "encoder." of one that a decoder attends to. embeddings:
     [num_tokens, hidden_size], in place of those of token ids. behind_layers: takes the residual stream behind each.
+    positions: [num_tokens], in place of the batch's.
     """
-    residual = _embed(ops, spec, params, batch, prefix, embeddings)
+    places = batch.positions if positions is None else positions
+    residual = _embed(ops, spec, params, batch, prefix, embeddings, places)
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     for i, (layer, number) in enumerate(zip(spec.layers, rope_numbers(spec), strict=True)):
         layer_prefix, bias = f"{prefix}layers.{i}.", relative_bias(spec, params, prefix, i)
@@ -34,8 +37,8 @@ def encoder(
             rope = f"{prefix}rope.{number}."
             inv_freq, factor = params[f"{rope}inv_freq"], params[f"{rope}attention_factor"]
             axes = layer.attn.rope.axes if layer.attn.rope is not None else ()
-            places = batch.rope_positions if axes else batch.positions
-            angles.append(ops.rotary_angles(places, inv_freq, factor, axes=axes))
+            turned = batch.rope_positions if axes else batch.positions
+            angles.append(ops.rotary_angles(turned, inv_freq, factor, axes=axes))
         cos, sin = (None, None) if number < 0 else angles[number]
 
         has_norm = layer.pre_norm and layer.attn_pre_norm
@@ -66,6 +69,7 @@ def _embed(
     batch: ForwardBatch | EncoderBatch,
     prefix: str,
     x: Array | None,
+    positions: Array,
 ) -> Array:
     """The residual stream before the first layer, [num_tokens, hidden_size]."""
     if x is None:
@@ -77,9 +81,11 @@ def _embed(
         assert batch.token_types is not None, "the runner gives token types to models that have them"
         x = ops.add(x, ops.embedding(batch.token_types, params["embed_token_types.weight"]))
     if spec.num_learned_positions:
-        x = ops.add(x, ops.embedding(batch.positions, params[f"{prefix}embed_positions.weight"]))
+        x = ops.add(x, ops.embedding(positions, params[f"{prefix}embed_positions.weight"]))
     if spec.embed_norm:
         x = normalize(ops, spec.norm, params, f"{prefix}embed_norm.", x)
+        if spec.layers[0].attn.has_padding:  # behind the patches of a tile: rows of zeros
+            x = ops.mul(x, batch.is_patch)
     return ops.linear(x, params["embed_in.weight"], params["embed_in.bias"]) if spec.embed_size else x
 
 
@@ -106,6 +112,11 @@ def _attention(
     if attn.rope is not None:
         query = ops.rope(query, cos, sin, interleaved=attn.rope.interleaved)
         key = ops.rope(key, cos, sin, interleaved=attn.rope.interleaved)
+    if attn.has_padding:
+        marks = ops.embedding(batch.padding, params["vision.marks.weight"])
+        marks = ops.split_heads(marks, head_dim=8)
+        query, key = ops.concat((query, marks)), ops.concat((key, ops.scale(marks, -1.0)))
+        value = ops.concat((value, ops.scale(marks, 0.0)))
     starts = batch.window_start_loc if attn.in_window else batch.query_start_loc
     out = ops.encoder_attention(
         query,
@@ -118,5 +129,7 @@ def _attention(
         softcap=attn.softcap,
         max_query_len=batch.max_query_len,
     )
+    if attn.has_padding:
+        out, _ = ops.split(out, (head_dim, 8))
     bias = params[f"{prefix}o_proj.bias"] if attn.o_bias else None
     return ops.linear(ops.merge_heads(out), params[f"{prefix}o_proj.weight"], bias)

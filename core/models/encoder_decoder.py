@@ -5,6 +5,8 @@ in the blocks of the Cross KV group; `decoder` walks its own layers and calls `c
 touched through ops alone; nothing here looks at a value.
 """
 
+from typing import Literal
+
 from ..ops.table import OpTable
 from ..stages import Array, EncoderBatch, ForwardBatch, KVCaches
 from .encoder import encoder
@@ -20,14 +22,25 @@ def encode(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, batch: E
     assert spec.encoder is not None, "a model without an encoder has no other input"
     frames = _convolve(ops, spec.encoder, params, batch) if spec.encoder.num_features else None
     x = encoder(ops, spec.encoder, params, batch, "encoder.", frames)
+    return write_cross(ops, spec, params, kv, batch, x)
+
+
+def write_cross(
+    ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, batch: EncoderBatch, x: Array
+) -> KVCaches:
+    """Store the keys and values that layers with cross attention have of x, [num_tokens, hidden_size]."""
     caches: list[Array] = []
     for i, layer in enumerate(spec.layers):
         cross, prefix = layer.cross, f"layers.{i}.cross."
-        assert cross is not None, "every layer of the decoder attends to the encoder"
-        size = cross.num_heads * cross.head_dim
+        if cross is None:
+            caches.append(kv.cross[i])
+            continue
+        size = cross.num_kv_heads * cross.head_dim
         bias = params[f"{prefix}kv_proj.bias"] if cross.bias else None
         key, value = ops.split(ops.linear(x, params[f"{prefix}kv_proj.weight"], bias), (size, size))
         key, value = (ops.split_heads(part, head_dim=cross.head_dim) for part in (key, value))
+        if cross.qk_norm is not None:
+            key = normalize(ops, cross.qk_norm, params, f"{prefix}k_norm.", key)
         caches.append(ops.write_kv(kv.cross[i], key, value, batch.slot_mapping))
     return KVCaches(
         layers=kv.layers,
@@ -36,6 +49,7 @@ def encode(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, batch: E
         state_group=kv.state_group,
         cross=caches,
         cross_group=kv.cross_group,
+        images=kv.images,
     )
 
 
@@ -63,8 +77,11 @@ def cross_block(
     x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
     bias = params[f"{prefix}cross.q_proj.bias"] if cross.bias else None
     query = ops.linear(x, params[f"{prefix}cross.q_proj.weight"], bias)
+    query = ops.split_heads(query, head_dim=cross.head_dim)
+    if cross.qk_norm is not None:
+        query = normalize(ops, cross.qk_norm, params, f"{prefix}cross.q_norm.", query)
     out = ops.paged_attention(
-        ops.split_heads(query, head_dim=cross.head_dim),
+        query,
         kv.cross[layer_idx],
         batch.query_start_loc,
         batch.encoder_lens,
@@ -75,7 +92,25 @@ def cross_block(
         max_seq_len=batch.max_encoder_len,
     )
     bias = params[f"{prefix}cross.o_proj.bias"] if cross.bias else None
-    return ops.linear(ops.merge_heads(out), params[f"{prefix}cross.o_proj.weight"], bias), residual
+    out = ops.linear(ops.merge_heads(out), params[f"{prefix}cross.o_proj.weight"], bias)
+    return pass_gate(ops, spec, params, layer_idx, "cross", out, batch), residual
+
+
+def pass_gate(
+    ops: OpTable,
+    spec: ModelSpec,
+    params: Params,
+    layer_idx: int,
+    name: Literal["cross", "mlp"],
+    x: Array,
+    batch: ForwardBatch,
+) -> Array:
+    """What a layer with gated cross attention adds, 0 where a token sees nothing; that of others as it is."""
+    cross = spec.layers[layer_idx].cross
+    if cross is None or not cross.gated:
+        return x
+    x = ops.mul(x, params[f"layers.{layer_idx}.cross.{'gate' if name == 'cross' else 'mlp_gate'}"])
+    return ops.mul(x, ops.embedding(batch.token_types, params[f"sees.{name}.weight"]))
 
 
 def _convolve(ops: OpTable, spec: ModelSpec, params: Params, batch: EncoderBatch) -> Array:

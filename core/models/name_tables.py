@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from ..weights.names import NameTable, Stored
-from .spec import ModelSpec
+from .spec import LayerSpec, ModelSpec
 
 LAYER = "model.layers.{i}."
 IGNORE = (r"rotary_emb\.inv_freq$", r"^lm_head\.weight$")
@@ -131,10 +131,11 @@ def llama_names(
 
 def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:
     """A family's table for a checkpoint of this model, which may hold keys and values of layers that read another's,
-    and layers behind the last one that predict further tokens; neither is read."""
+    layers that do nothing here, and those behind the last one that predict further tokens; none is read."""
     shared = [i for i, layer in enumerate(spec.layers) if layer.attn.kv_layer >= 0]
+    idle = [i for i, layer in enumerate(spec.layers) if layer == LayerSpec()]
     further = range(spec.num_layers, spec.num_layers + spec.num_further_layers)
-    unread = [(shared, r"self_attn\.([kv]_norm|[kv]_proj)\."), (further, "")]
+    unread = [(shared, r"self_attn\.([kv]_norm|[kv]_proj)\."), (idle, ""), (further, "")]
     ignore = [rf"\blayers\.({'|'.join(map(str, layers))})\.{what}" for layers, what in unread if layers]
     return dataclasses.replace(names, ignore=(*names.ignore, *ignore))
 

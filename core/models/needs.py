@@ -26,7 +26,7 @@ def model_needs(spec: ModelSpec) -> list[Need]:
         "sliding_window": any(attn.window for attn in attention),
         "softcap": any(attn.softcap for attn in attention),
         "relative_bias": spec.num_relative_buckets > 0 and spec.kind != "encoder",
-        "cross_attention": spec.kind == "encoder_decoder",
+        "cross_attention": any(layer.cross is not None for layer in spec.layers),
         "states": any(layer.mixer is not None for layer in spec.layers),
         "foreign_code": spec.foreign is not None,
         "rope_variants": rope_rows(spec).num_rows > 1,

@@ -37,6 +37,7 @@ class Param:
     larger_parts: other such pieces, each of one or several parts.
     compute: of a constant; of anything else what stands in where the checkpoint has no such tensor, [*shape].
     num_groups: a whole may be stored in so many groups that each hold their share of every part (Stored.interleaved).
+    num_joined: inputs beside the first one, whose columns may be stored in turn (Stored.joined).
     """
 
     name: str
@@ -47,6 +48,7 @@ class Param:
     larger_parts: tuple[Part, ...] = ()
     num_groups: int = 1
     num_stacked: int = 1
+    num_joined: int = 0
     quantizable: bool = False
     """a device may hold it in integers"""
     is_sensitive: bool = False

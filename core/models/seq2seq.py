@@ -144,7 +144,7 @@ def t5_like(config: HFConfig, *, bias_by_layer: bool = False, scales_output: boo
             intermediate_size=config.size("d_ff"), activation=ACTIVATIONS[name], gated=gate == "gated", bias=False
         ),
     )
-    cross = CrossSpec(num_heads=num_heads, head_dim=head_dim, scale=1.0)
+    cross = CrossSpec(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, scale=1.0)
     encoder = ModelSpec(
         model_type=config.model_type,
         vocab_size=config.size("vocab_size"),
@@ -233,7 +233,8 @@ def _bart_layer(config: HFConfig, side: str, pre_norm: bool) -> tuple[LayerSpec,
         pre_norm=pre_norm,
         norm_after_add=not pre_norm,
     )
-    return layer, CrossSpec(num_heads=num_heads, head_dim=head_dim, scale=head_dim**-0.5, bias=True)
+    cross = CrossSpec(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, scale=head_dim**-0.5, bias=True)
+    return layer, cross
 
 
 def _repeat(config: HFConfig, key: str, side: str, pre_norm: bool) -> tuple[LayerSpec, ...]:

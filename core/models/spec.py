@@ -143,6 +143,8 @@ class AttentionSpec:
     """the layer before whose keys and values are read; -1: the layer writes its own"""
     in_window: bool = False
     """of an encoder of images: a patch sees those of its window alone"""
+    has_padding: bool = False
+    """of an encoder of images: rows that are padding are seen by all others, and do not see each other (Llama 3.2)"""
     latent: LatentSpec | None = None
     """head_dim is then that of the cache, kv_lora_rank + qk_rope_head_dim, of one KV head"""
 
@@ -152,10 +154,15 @@ class CrossSpec:
     """Attention of one decoder layer to the output of the encoder, every token of which every query sees."""
 
     num_heads: int
+    num_kv_heads: int
     head_dim: int
     scale: float
     bias: bool = False
     """biases on all four projections"""
+    qk_norm: NormSpec | None = None
+    """of each head of query and key"""
+    gated: bool = False
+    """learned numbers multiply what it and the feed-forward block give; tokens that see nothing skip both"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,6 +459,14 @@ class VisionSpec:
     """rows of a learned embedding of a square of positions, of which a patch mixes the four nearest; 0 has none"""
     is_bicubic: bool = False
     """it mixes the sixteen nearest"""
+    second: "ModelSpec | None" = None
+    """reads what the encoder gives, and its own position embedding for each tile (Llama 3.2); its parameters begin
+    with "second." """
+    joined: tuple[int, ...] = ()
+    """layers of the encoder whose outputs stand beside the last one's, in the projector's input"""
+    tile_shapes: tuple[tuple[int, int], ...] = ()
+    """rows and columns of tiles that an image may have. Each image has max_tiles then, the last of which may be
+    padding; rows are read by the decoder's cross attention, and a token stands in a prompt where an image goes"""
     taps: tuple[tuple[int, ProjectorSpec], ...] = ()
     """(layer of the encoder, projector): what is added behind the decoder's first layers (Qwen3-VL)"""
     sight: Literal["past", "image", "prompt"] = "past"
@@ -462,6 +477,11 @@ class VisionSpec:
     def num_row_parts(self) -> int:
         """Rows as wide as the decoder that are kept for each place in a prompt."""
         return 1 + len(self.taps)
+
+    @property
+    def is_crossed(self) -> bool:
+        """Images are read by cross attention, instead of in the places of tokens."""
+        return bool(self.tile_shapes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -510,6 +530,8 @@ class ModelSpec:
     2 i-th value (Vaswani et al. 2017), or spread evenly from 1 to 1 / 10000 over each half (tensor2tensor)"""
     first_position: int = 0
     """the row of such an embedding where position 0 stands"""
+    num_extra_tokens: int = 0
+    """rows of the token embedding behind the vocabulary, of tokens that are read and never written"""
     embed_size: int = 0
     """size of token embeddings if it is not hidden_size: projected in after embedding, out before the head; of an
     encoder, size of all embeddings, projected behind their norm"""

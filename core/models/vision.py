@@ -7,20 +7,19 @@ Arrays are touched through ops alone; nothing here looks at a value.
 from ..ops.table import OpTable
 from ..stages import Array, EncoderBatch, ForwardBatch, KVCaches
 from .encoder import encoder
+from .encoder_decoder import write_cross
 from .norms import Params, dense, normalize
 from .spec import ModelSpec, ProjectorSpec, VisionSpec
 
 
 def encode_images(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, batch: EncoderBatch) -> KVCaches:
-    """Run the encoder over whole images and keep what the decoder reads of them. Mutates `kv.images`."""
+    """Run the encoder over whole images and keep what the decoder reads of them: rows, or the keys and values that
+    its cross attention has of them. Mutates `kv`."""
     vision = spec.vision
     assert vision is not None, "a model without an encoder of images has no images"
-    layers: list[Array] = []
-    x = encoder(ops, vision.encoder, params, batch, "vision.", _embed(ops, vision, params, batch), layers)
-    parts = [_project(ops, vision, vision.projector, params, "projector.", x, batch)]
-    for n, (layer, projector) in enumerate(vision.taps):
-        parts.append(_project(ops, vision, projector, params, f"taps.{n}.", layers[layer], batch))
-    rows = ops.concat(parts) if vision.taps else parts[0]
+    rows = rows_of_images(ops, vision, params, batch)
+    if vision.is_crossed:
+        return write_cross(ops, spec, params, kv, batch, rows)
     return KVCaches(
         layers=kv.layers,
         group_of_layer=kv.group_of_layer,
@@ -32,9 +31,23 @@ def encode_images(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, b
     )
 
 
+def rows_of_images(ops: OpTable, vision: VisionSpec, params: Params, batch: EncoderBatch) -> Array:
+    """Rows as wide as the decoder, side by side where it reads several: [num_rows, num_row_parts * hidden_size]."""
+    layers: list[Array] = []
+    x = encoder(ops, vision.encoder, params, batch, "vision.", _embed(ops, vision, params, batch), layers)
+    if vision.second is not None:
+        x = encoder(ops, vision.second, params, batch, "second.", x, positions=batch.corner_ids[0])
+    if vision.joined:
+        x = ops.concat((x, *(layers[i] for i in vision.joined)))
+    parts = [_project(ops, vision, vision.projector, params, "projector.", x, batch)]
+    for n, (layer, projector) in enumerate(vision.taps):
+        parts.append(_project(ops, vision, projector, params, f"taps.{n}.", layers[layer], batch))
+    return ops.concat(parts) if vision.taps else parts[0]
+
+
 def place_images(ops: OpTable, spec: ModelSpec, kv: KVCaches, batch: ForwardBatch, part: int, x: Array) -> Array:
     """x: [num_tokens, hidden_size] with the rows of images: part 0 in the place of token embeddings, others added."""
-    if spec.vision is None or batch.image_rows is None:
+    if spec.vision is None or spec.vision.is_crossed or batch.image_rows is None:
         return x
     parts = ops.split(kv.images, (spec.hidden_size,) * spec.vision.num_row_parts)
     return ops.place_rows(x, parts[part], batch.image_rows, add=part > 0)

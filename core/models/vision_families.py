@@ -8,6 +8,7 @@ from ..weights.names import NameTable
 from .config import HFConfig
 from .spec import ModelSpec
 from .vision_like import VisionFamily, turn_by_axes, with_vision
+from .vision_mllama import MLLAMA
 from .vision_qwen import QWEN_FAMILIES
 from .vision_vit import VIT_FAMILIES
 
@@ -25,7 +26,7 @@ def add_images(config: HFConfig, spec: ModelSpec) -> ModelSpec:
     if family.interleaves is not None:
         spec = turn_by_axes(config, spec, family.interleaves)
     try:
-        return with_vision(spec, family.read(config, spec))
+        return with_vision(family.language(spec), family.read(config, spec))
     except ModelError as error:
         alone = [] if config.model_type in SEES_AHEAD else ["HEADRACE_IMAGES=0, which loads the language model alone"]
         raise ModelError(error.reason, remedies=[*error.remedies, *alone]) from None
@@ -51,6 +52,6 @@ def _encoder_type(config: HFConfig) -> str:
     return str(config.mapping("vision_config").get("model_type", ""))
 
 
-VISION_FAMILIES: Mapping[str, VisionFamily] = {**VIT_FAMILIES, **QWEN_FAMILIES}
+VISION_FAMILIES: Mapping[str, VisionFamily] = {**VIT_FAMILIES, **QWEN_FAMILIES, "mllama": MLLAMA}
 SEES_AHEAD = frozenset({"paligemma"})
 """Types whose prompts see ahead, with images or without."""

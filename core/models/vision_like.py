@@ -31,7 +31,8 @@ class VisionFamily:
     """read: the images' part of a config, given the language model's spec. entries: its names; renames: that turn
     what checkpoints have into these; unread: expressions of names that carry nothing we need. interleaves: the
     language model's rope turns by time, height and width, mixed (True) or one behind another (False). encoders: the
-    kinds that are known, of families that have several; with others, the language model is served alone."""
+    kinds that are known, of families that have several; with others, the language model is served alone. language:
+    what images change in the language model."""
 
     read: Callable[[HFConfig, ModelSpec], VisionSpec]
     entries: Entries
@@ -39,6 +40,7 @@ class VisionFamily:
     unread: tuple[str, ...] = ()
     interleaves: bool | None = None
     encoders: tuple[str, ...] = ()
+    language: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
 
 
 VIT: Mapping[str, Any] = dict(
@@ -164,7 +166,9 @@ def vision_entries(modules: Entries, *, layer: str, tensors: Entries | None = No
         stored = theirs if isinstance(theirs, Stored) else Stored(name=theirs)
         weight = stored.name if stored.transpose else f"{stored.name}.weight"
         entries[f"{ours}.weight"] = dataclasses.replace(stored, name=weight)
-        entries[f"{ours}.bias"] = dataclasses.replace(stored, name=f"{stored.name}.bias", kernel=0, transpose=False)
+        entries[f"{ours}.bias"] = dataclasses.replace(
+            stored, name=f"{stored.name}.bias", kernel=0, transpose=False, joined=False
+        )
     return entries
 
 

@@ -32,7 +32,7 @@ def new_caches(
     """
     layers: list[Array] = [None] * num_layers
     states: list[Sequence[Array]] = [()] * num_layers
-    cross: list[Array] = []
+    cross: list[Array] = [None] * num_layers
     for count, group in zip(num_blocks, groups, strict=True):
         for layer, (num_kv_heads, head_dim) in group.attention_layers():
             cache = ops.new_kv_cache(
@@ -44,7 +44,7 @@ def new_caches(
                 device=device,
             )
             if group.kind == "cross":
-                cross.append(cache)
+                cross[layer] = cache
             else:
                 layers[layer] = cache
         for layer, shapes in group.state_layers():

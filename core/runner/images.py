@@ -22,7 +22,8 @@ class ImagePlaces:
         self._block_size = block_size
         shape = (max_num_seqs, length)
         has_axes = any(layer.attn.rope is not None and layer.attn.rope.axes for layer in spec.layers)
-        self._rows = np.full(shape, -1, np.int32) if spec.vision is not None else None
+        has_rows = spec.vision is not None and not spec.vision.is_crossed
+        self._rows = np.full(shape, -1, np.int32) if has_rows else None
         self._axes = np.zeros((*shape, NUM_AXES), np.int32) if has_axes else None
         sees_ahead = spec.vision is not None and spec.vision.sight != "past"
         self._reach = np.zeros(shape, np.int32) if sees_ahead else None

@@ -35,6 +35,7 @@ from ..stages import (
     TokenLogprobs,
 )
 from ..structured.compiler import GrammarCache
+from .crossed import CrossPlaces, CrossRows, crossed_batch
 from .encoder import encoder_batch
 from .images import ImagePlaces, image_batch
 
@@ -77,6 +78,7 @@ class ModelRunner:
         self._num_blocks = [[0] * slots for _ in config.groups]
         self._images = ImagePlaces(config.spec, max_num_seqs=slots, length=length, block_size=config.block_size)
         self._images_to_encode: list[KeptImage] = []
+        self._crossed = CrossPlaces(slots)
 
     def submit(self, plan: Plan) -> "RunningStep":
         """Begin a step. Raises OutOfMemory or DeviceLost."""
@@ -120,6 +122,7 @@ class ModelRunner:
         if new.encoder is not None:
             self._to_encode[slot] = new.encoder
         self._images.admit(new)
+        self._crossed.admit(slot, new.cross_spans)
         self._images_to_encode += [kept for kept in new.images if kept.must_encode]
         self._pooling.pop(slot, None)
         if new.pooling is not None:
@@ -157,13 +160,21 @@ class ModelRunner:
         samples, logits_indices, sampling = self._sampling_batch(rows, ends, query_start_loc)
         prompts, prompt_logprobs = self._prompt_logprobs_batch(rows, starts, ends, query_start_loc)
         pooled, pooling = self._pooling_batch(rows, ends, query_start_loc)
+        encoder_lens = self._encoder_lens[slots] if self.config.spec.encoder is not None else None
+        token_types = self._token_types[token_slots, positions] if self._token_types is not None else None
+        crossed = self._crossed.split(slots, starts, ends)
+        if crossed is not None:  # the device sees each part of a row as a row
+            slots, starts, ends = slots[crossed.row], crossed.starts, crossed.ends
+            encoder_lens, token_types = crossed.lens(), crossed.token_kinds()
+            query_start_loc = np.concatenate([[0], np.cumsum(ends - starts)]).astype(np.int32)
+            counts = ends - starts
         forward = ForwardBatch(
             **self._images.batch(token_slots, positions, input_ids),
             positions=positions.astype(np.int32),
             query_start_loc=query_start_loc,
             seq_lens=ends.astype(np.int32),
             block_tables=[
-                self._table_rows(group, table, slots, starts, width)
+                self._table_rows(group, table, slots, starts, width, crossed)
                 for group, table in zip(self.config.groups, self._block_tables, strict=True)
             ],
             slot_mappings=[
@@ -174,12 +185,12 @@ class ModelRunner:
             ],
             logits_indices=logits_indices,
             token_slots=token_slots.astype(np.int32) if (input_ids == UNKNOWN).any() else None,
-            token_types=self._token_types[token_slots, positions] if self._token_types is not None else None,
+            token_types=token_types,
             rope_rows=self._rope_rows[token_slots] if self._rope_choice.num_rows > 1 else None,
-            encoder_lens=self._encoder_lens[slots] if self.config.spec.encoder is not None else None,
+            encoder_lens=encoder_lens,
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
-            max_encoder_len=int(self._encoder_lens[slots].max()),
+            max_encoder_len=0 if encoder_lens is None else int(encoder_lens.max()),
         )
         batch = StepInput(
             forward=forward,
@@ -199,10 +210,13 @@ class ModelRunner:
             return image_batch(vision, images, block_size=self.config.block_size, dtype=self.config.dtype)
         if not self._to_encode:
             return None
-        spec, (slots, inputs) = self.config.spec.encoder, zip(*self._to_encode.items(), strict=True)
-        assert spec is not None, "only models with an encoder have another input"
+        spec, vision = self.config.spec.encoder, self.config.spec.vision
+        slots, inputs = zip(*self._to_encode.items(), strict=True)
         table = self._block_tables[cross_group(self.config.groups)][list(slots)]
         self._to_encode.clear()
+        if vision is not None:
+            return crossed_batch(vision, inputs, table, block_size=self.config.block_size, dtype=self.config.dtype)
+        assert spec is not None, "only models with an encoder have another input"
         return encoder_batch(spec, inputs, table, block_size=self.config.block_size, dtype=self.config.dtype)
 
     def _table_rows(
@@ -212,10 +226,13 @@ class ModelRunner:
         slots: npt.NDArray[np.int64],
         starts: npt.NDArray[np.int64],
         width: int,
+        crossed: CrossRows | None,
     ) -> IntArray:
         """What the batch has for a block table of a group, [num_reqs, n]."""
         if group.kind == "state":
             return self._states_before(group, table, slots, starts)
+        if group.kind == "cross" and crossed is not None:
+            return crossed.table(table[slots], self.config.block_size)
         if group.kind == "cross":
             width = -(-int(self._encoder_lens[slots].max()) // self.config.block_size)
         return table[slots, :width]

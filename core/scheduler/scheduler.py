@@ -342,6 +342,7 @@ class Scheduler:
             token_types=source.token_types,
             encoder=source.encoder if request.is_encoding else None,
             num_encoder_tokens=source.num_encoder_tokens,
+            cross_spans=source.cross_spans,
             images=() if images is None else _kept_images(source.images, images),
         )
 

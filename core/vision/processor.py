@@ -24,6 +24,7 @@ class Tile:
     patches: FloatArray
     grid: tuple[int, int]
     num_tiles: int = 1
+    shape: int = 0
     rows: IntArray | None = None
     weights: FloatArray | None = None
 
@@ -60,7 +61,10 @@ class ImageReader:
             )
         images = self._read(sources)
         if isinstance(prompt, str):
-            token_ids = self._tokens(self._expand(prompt, images), add_special_tokens and not self._style.bos_behind)
+            text = self._expand(prompt, images)
+            if self._style.bos_before_text and add_special_tokens:
+                text, add_special_tokens = self._with_bos(text), False
+            token_ids = self._tokens(text, add_special_tokens and not self._style.bos_behind)
         else:
             token_ids = self._expand_ids(list(prompt), images)
         return token_ids, _at_places(token_ids, [tile for tiles, _ in images for tile in tiles], self._vision)
@@ -83,6 +87,14 @@ class ImageReader:
             bos = self._need_tokenizer().special_tokens.get("bos_token", "")
             pieces[-1] = f"{bos}{pieces[-1]}\n"
         return pieces[0] + "".join(self._rows(image) + piece for image, piece in zip(images, pieces[1:], strict=True))
+
+    def _with_bos(self, text: str) -> str:
+        """Text with the begin of sequence behind the images that it begins with, if it has none."""
+        bos = self._need_tokenizer().special_tokens.get("bos_token", "")
+        rest = text
+        while rest.startswith(self._token):
+            rest = rest.removeprefix(self._token)
+        return text if bos in text else text.removesuffix(rest) + bos + rest
 
     def _without_token(self, text: str) -> str:
         """Text in which nothing else claims to be a row of an image."""
@@ -186,6 +198,10 @@ def _one_image(made: Mapping[str, Any], vision: VisionSpec) -> _Image:
         _, height, width = np.asarray(made["image_grid_thw"])[0].tolist()
         return [Tile(patches=pixels, grid=(height, width))], (0, 0)
     tiles = [_cut(tile, vision) for tile in pixels.reshape(-1, *pixels.shape[-3:])]
+    if vision.is_crossed:
+        count, shape = int(np.ravel(made["num_tiles"][0])[0]), int(np.ravel(made["aspect_ratio_ids"])[0])
+        patches = np.concatenate([tile.patches for tile in tiles[:count]])
+        return [Tile(patches=patches, grid=tiles[0].grid, num_tiles=count, shape=shape)], (0, 0)
     if vision.has_newline:
         size = np.asarray(made["image_sizes"])[0].tolist() if len(tiles) > 1 else (0, 0)
         return [_put_together(tiles, size, vision)], (0, 0)
@@ -219,6 +235,8 @@ def _cut(pixels: FloatArray, vision: VisionSpec) -> Tile:
 
 
 def _num_rows(tile: Tile, vision: VisionSpec) -> int:
+    if vision.is_crossed:
+        return 1
     if tile.rows is not None:
         return len(tile.rows)
     return len(tile.patches) // vision.merge**2
@@ -240,6 +258,7 @@ def _at_places(token_ids: Sequence[int], tiles: Sequence[Tile], vision: VisionSp
             grid=tile.grid,
             places=part,
             num_tiles=tile.num_tiles,
+            shape=tile.shape,
             rows=tile.rows,
             weights=tile.weights,
         )

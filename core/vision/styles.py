@@ -16,7 +16,8 @@ class PromptStyle:
 
     write: what takes its place. options: of the image processor. bos_behind: all images come first, then the begin of
     sequence, and the prompt ends a line (PaliGemma). by_prompt: the processor cuts an image that is alone into tiles,
-    and several not, so that it gets those of a prompt together.
+    and several not, so that it gets those of a prompt together. bos_before_text: images at the begin of a prompt come
+    before the begin of sequence (Llama 3.2).
     """
 
     placeholder: str = ""
@@ -24,6 +25,7 @@ class PromptStyle:
     options: Mapping[str, Any] = field(default_factory=dict)
     bos_behind: bool = False
     by_prompt: bool = False
+    bos_before_text: bool = False
 
 
 def style_of(model_type: str, encoder_type: str) -> PromptStyle:
@@ -84,6 +86,7 @@ STYLES: Mapping[str, PromptStyle] = {
     "internvl": PromptStyle(write=_between("<img>", "</img>"), options={"crop_to_patches": True}),
     "llama4": PromptStyle(placeholder="<|image|>", write=_llama4),
     "llava_onevision": PromptStyle(by_prompt=True),
+    "mllama": PromptStyle(bos_before_text=True),
     "paligemma": PromptStyle(bos_behind=True),
     "pixtral": PromptStyle(write=_pixtral),
     "smolvlm": _IDEFICS,

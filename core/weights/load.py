@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import WeightError
 from ..models.params import Param
@@ -106,7 +107,7 @@ class CheckpointParams:
             if item.param.plus_one and not self._adds_one:
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor) + np.float32(1.0))
             if piece.stored.scaled_by:
-                scales = to_float32(self._source.read(piece.stored.scaled_by))
+                scales = _opened(to_float32(self._source.read(piece.stored.scaled_by)), piece.stored)
                 factors = np.repeat(scales, tensor.shape[0] // len(scales))
                 rows = to_float32(tensor) * factors.reshape(-1, *(1,) * (len(tensor.shape) - 1))
                 tensor = replace(tensor, dtype="float32", data=rows)
@@ -144,12 +145,19 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
     parts of a fused parameter, and the row order of interleaved rope. Rows of blocks move like rows of numbers."""
     data, shape = tensor.data, tensor.shape
     if stored.is_scalar:
+        if stored.gate:
+            data = _opened(to_float32(tensor), stored)
+            tensor = replace(tensor, dtype="float32")
         data, shape = np.broadcast_to(data, param.shape), param.shape
+    if stored.joined:
+        size = shape[1] // (param.num_joined + 1)
+        rest = data[:, size:].reshape(shape[0], size, -1).swapaxes(1, 2).reshape(shape[0], -1)
+        data = np.concatenate([data[:, :size], rest], axis=1)
     if stored.kernel:
         shape = (shape[0], math.prod(shape[1:]))
         data = np.swapaxes(data.reshape(shape[0], -1, stored.kernel), 1, 2).reshape(shape)
     if stored.reshape:
-        data = data.reshape(-1, *param.shape[1:])
+        data = data.reshape(-1, *param.shape[1:])  # of the whole, or of a part
         shape = data.shape
     if stored.transpose:
         data, shape = np.swapaxes(data, -1, -2), (*shape[:-2], shape[-1], shape[-2])
@@ -173,6 +181,13 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
     if stored.rope_pairs:
         data = data.reshape(stored.rope_pairs, -1, 2, *row).swapaxes(1, 2).reshape(-1, *row)
     return replace(tensor, shape=shape, data=np.ascontiguousarray(data))
+
+
+def _opened(gate: npt.NDArray[np.float32], stored: Stored) -> npt.NDArray[np.float32]:
+    """A gate as what it lets through; factors that are none as they are."""
+    if not stored.gate:
+        return gate
+    return np.tanh(gate) if stored.gate == "tanh" else np.float32(1.0) - np.tanh(gate)
 
 
 @dataclass(frozen=True, slots=True)

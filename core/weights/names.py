@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
 """An index within a name: of a layer, an expert or a head."""
@@ -22,7 +23,9 @@ class Stored:
     stacked: stored with an axis in front for the param's num_stacked matrices or vectors; such matrices may be
     transposed or not, as their shape tells.
     scaled_by: the name of a vector whose numbers multiply the stacked matrices, or rows. is_scalar: one number for
-    all values. minus_exp: -exp(x) is stored for each x.
+    all values. minus_exp: -exp(x) is stored for each x. gate: the number that is_scalar or scaled_by means is read as
+    its tanh, or as 1 less that. joined: columns of several inputs, of which those of all but the first stand one of
+    each after another; the param's num_joined says how many.
     share: the tensor holds such parts for all j, one under the other; this is the j-th one.
     first_beyond: rows that the tensor lacks at its end are its first one.
     skip_rows: rows at the top that are never read (OPT's first two positions); extra_rows: such ones at the bottom.
@@ -45,6 +48,8 @@ class Stored:
     scaled_by: str = ""
     is_scalar: bool = False
     minus_exp: bool = False
+    gate: Literal["", "tanh", "rest"] = ""
+    joined: bool = False
     share: bool = False
     first_beyond: bool = False
     skip_rows: int = 0

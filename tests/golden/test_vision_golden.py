@@ -108,8 +108,8 @@ def test_equal_images_are_found_and_different_ones_never(checkpoint: Any) -> Non
 
 
 def test_an_image_that_was_seen_is_not_encoded_again(checkpoint: Any) -> None:
-    *_, prompts, expected = checkpoint
-    with open_llm(checkpoint, prefix_caching=False) as llm:
+    _, oracle, prompts, expected = checkpoint
+    with open_llm(checkpoint, prefix_caching=oracle.case.is_crossed) as llm:
         encoded: list[int] = []
         schedule = llm.built.engine.scheduler.schedule
 
@@ -117,6 +117,7 @@ def test_an_image_that_was_seen_is_not_encoded_again(checkpoint: Any) -> None:
             plan = schedule()
             if plan is not None:
                 encoded.append(sum(kept.must_encode for new in plan.new for kept in new.images))
+                encoded.append(sum(new.encoder is not None for new in plan.new))
             return plan
 
         llm.built.engine.scheduler.schedule = counting  # type: ignore[method-assign]
@@ -149,10 +150,11 @@ def test_preemption_changes_nothing(checkpoint: Any) -> None:
 
 
 def test_images_beyond_what_can_be_kept_are_refused(checkpoint: Any) -> None:
-    *_, prompts, expected = checkpoint
+    _, oracle, prompts, expected = checkpoint
+    many = [oracle.prompt(1, *[picture(1)] * 12)] if oracle.case.is_crossed else prompts[2:3]
     with open_llm(checkpoint, block_size=4, image_cache_tokens=4) as llm:
         with pytest.raises(RequestError, match="can be kept"):
-            llm.generate(given(prompts[2:3]), GREEDY)
+            llm.generate(given(many), GREEDY)
         assert llm.generate(given(prompts[3:4]), GREEDY)[0].outputs[0].token_ids == expected[3]
 
 

@@ -55,6 +55,17 @@ _QWEN: Config = {
     "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
 }  # fmt: skip
 PUBLISHED_VISION: Mapping[str, Config] = {
+    "llama_3_2_11b_vision": _with_images(
+        "llama_3_2_11b_vision",
+        {
+            "model_type": "mllama_vision_model", "attention_heads": 16, "hidden_act": "gelu", "hidden_size": 1280,
+            "image_size": 448, "intermediate_layers_indices": [3, 7, 15, 23, 30], "intermediate_size": 5120,
+            "max_num_tiles": 4, "norm_eps": 1e-5, "num_channels": 3, "num_global_layers": 8, "num_hidden_layers": 32,
+            "patch_size": 14, "vision_output_dim": 7680,
+            "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
+        },
+        image_token_index=128256,
+    ),
     "llava_1_5_7b": {
         "model_type": "llava", "image_token_index": 32000, "projector_hidden_act": "gelu", "vision_feature_layer": -2,
         "vision_feature_select_strategy": "default", "text_config": _VICUNA, "vision_config": _CLIP_336,

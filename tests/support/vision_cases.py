@@ -45,7 +45,7 @@ class VisionCase:
     """One tiny checkpoint. text, vision, config: keys of its config; processor: image processor and its settings.
 
     least_budget: of a step's tokens, where an image, or a prompt, must fit in one step. by_prompt: an image that is
-    alone in a prompt is cut into tiles, several are not.
+    alone in a prompt is cut into tiles, several are not. is_crossed: images are read by cross attention.
     """
 
     model_type: str
@@ -60,6 +60,7 @@ class VisionCase:
     name: str = ""
     least_budget: int = 1
     by_prompt: bool = False
+    is_crossed: bool = False
     token_types: Callable[[torch.Tensor], Mapping[str, torch.Tensor]] = lambda ids: {}
 
     def __str__(self) -> str:
@@ -340,6 +341,16 @@ VISION_CASES = (
         },
         settings=TILES,
     ),
+    VisionCase(
+        "mllama",
+        "mllama_text_model",
+        "mllama_vision_model",
+        "MllamaImageProcessorPil",
+        text={"num_hidden_layers": 5, "cross_attention_layers": [1, 3]},
+        vision={"num_global_layers": 2, "intermediate_layers_indices": [0, 2], "vision_output_dim": 96},
+        settings={**SQUARE, "max_image_tiles": 4},
+        is_crossed=True,
+    ),
 )  # fmt: skip
 
 
@@ -394,6 +405,8 @@ class VisionOracle:
 
     def _rows(self, picture: Image.Image, *, alone: bool) -> list[int]:
         """Rows of each tile. alone: no other picture is in the prompt."""
+        if self.case.is_crossed:
+            return [1]
         made = self._inputs([picture])
         if self.case.by_prompt and not alone:
             whole: int = self.model.config.vision_config.image_size // self.model.config.vision_config.patch_size
@@ -409,8 +422,9 @@ class VisionOracle:
     def _inputs(self, pictures: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
         if not pictures:
             return {}
-        given = [list(pictures)] if self.case.prepared else list(pictures)
+        given = [list(pictures)] if self.case.prepared or self.case.is_crossed else list(pictures)
         keys = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images")
+        keys += ("aspect_ratio_ids", "aspect_ratio_mask")
         if not self.case.by_prompt or len(given) == 1:
             made = self.processor(images=given, return_tensors="np")
         else:
@@ -445,7 +459,14 @@ class VisionOracle:
         return tokens
 
     def _types(self, ids: torch.Tensor, prompt: VisionPrompt) -> Mapping[str, torch.Tensor]:
-        return self.case.token_types(ids)
+        if not self.case.is_crossed or not prompt.pictures:
+            return self.case.token_types(ids)
+        from transformers.models.mllama import processing_mllama as mllama
+
+        num_tiles = self.processor(images=[prompt.pictures], return_tensors="np")["num_tiles"]
+        seen = [mllama.get_cross_attention_token_mask(prompt.token_ids, IMAGE_TOKEN)]
+        mask = mllama.convert_sparse_cross_attention_mask_to_dense(seen, num_tiles, 4, ids.shape[1])
+        return {"cross_attention_mask": torch.from_numpy(mask)}
 
 
 def check_images(case: VisionCase, folder: Path) -> float:

@@ -12,7 +12,7 @@ import torch
 
 from headrace.core.models.declare import image_params
 from headrace.core.models.spec import ModelSpec
-from headrace.core.models.vision import encode_images
+from headrace.core.models.vision import encode_images, rows_of_images
 from headrace.core.ops import OpTable
 from headrace.core.runner.caches import image_row_size
 from headrace.core.runner.params import put_param
@@ -48,6 +48,14 @@ class ImageEncoder:
     def make_room(self, num_rows: int) -> None:
         """Allocate the rows that are kept."""
         self.rows = np.zeros((num_rows, image_row_size(self._spec)), STORED_DTYPES[self._dtype])
+
+    def rows_of(self, batch: EncoderBatch) -> npt.NDArray[np.float32]:
+        """Run over whole images: what cross attention reads of them, [num_rows, hidden_size]."""
+        assert self._spec.vision is not None
+        with torch.inference_mode():
+            rows: Array = rows_of_images(self._ops, self._spec.vision, self._params, _to_torch(batch))
+            found: npt.NDArray[np.float32] = rows.float().numpy()
+            return found
 
     def encode(self, batch: EncoderBatch) -> None:
         """Run over whole images, and keep what comes of them."""

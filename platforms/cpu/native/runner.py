@@ -43,7 +43,7 @@ from .parts import is_separable, part_name, separate
 from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
 from .stacks import pack_stacks, readers_of
-from .trace import trace_encoder, trace_step
+from .trace import trace_cross, trace_encoder, trace_step
 from .values import CacheRef, ParamRef, Rows, StateRef, Trace, UntraceableOp
 from .weights import STORED_DTYPES, Layout, is_kept, pack, vector
 
@@ -64,8 +64,7 @@ class NativeRunner(Runner):
         self._keep_blocks = config.engine.model.dtype == "auto"
         self.ops = native_ops(config.dtype, keep_blocks=self._keep_blocks)
         self._trace: Trace = trace_step(config.spec, config.dtype, config.groups)
-        has_encoder = config.spec.encoder is not None
-        self._encoder_trace = trace_encoder(config.spec, config.dtype) if has_encoder else None
+        self._encoder_trace = _trace_other_input(config)
         most_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._max_rows = max_rows_of(most_tokens, config.max_num_seqs)
         self._step_bytes = self._plan_step()
@@ -221,7 +220,8 @@ class NativeRunner(Runner):
     def _max_encoder_rows(self) -> Mapping[Rows, int]:
         """The encoder reads no more tokens than a step may have, or one input, and the frames of those."""
         spec = self.config.spec.encoder
-        assert spec is not None
+        if spec is None:  # rows of images come in pieces
+            return max_rows_of(self._max_rows["tokens"], self._max_rows["tokens"])
         max_tokens = max(self._max_rows["tokens"], spec.max_position_embeddings)
         return max_rows_of(
             max_tokens, max_tokens * math.prod(convolution.stride for convolution in spec.convolutions)
@@ -306,7 +306,7 @@ class NativeRunner(Runner):
         start_s = time.perf_counter()
         forward, sampling, pooling = batch.forward, batch.sampling, batch.pooling
         if batch.encoder is not None:
-            (self._encode if self._images is None else self._images.encode)(batch.encoder)
+            self._read_other_input(batch.encoder)
         input_ids = forward.input_ids
         if forward.token_slots is not None:
             input_ids = recall_tokens(input_ids, self._last_tokens, forward.token_slots)
@@ -344,6 +344,29 @@ class NativeRunner(Runner):
                 timings={"step_s": time.perf_counter() - start_s},
             )
         )
+
+    def _read_other_input(self, batch: EncoderBatch) -> None:
+        if self._images is None:
+            self._encode(batch)
+        elif self._encoder is None:
+            self._images.encode(batch)
+        else:
+            self._keep_rows(self._images.rows_of(batch), batch.slot_mapping)
+
+    def _keep_rows(self, rows: npt.NDArray[np.float32], slot_mapping: Ints) -> None:
+        """Leave keys and values of rows of images in the caches of cross attention."""
+        most = self._max_rows["tokens"]
+        for start in range(0, len(rows), most):
+            piece = rows[start : start + most]
+            self._encode(
+                EncoderBatch(
+                    positions=np.zeros(len(piece), np.int32),
+                    query_start_loc=np.array([0, len(piece)], np.int32),
+                    slot_mapping=slot_mapping[start : start + most],
+                    features=piece,
+                    windows=[np.arange(len(piece), dtype=np.int32)[:, None]],
+                )
+            )
 
     def _encode(self, batch: EncoderBatch) -> None:
         """Run the encoder, and leave keys and values of its outputs in the caches of cross attention."""
@@ -409,6 +432,14 @@ class NativeRunner(Runner):
             cap = np.float32(spec.logit_softcap)
             logits = cap * np.tanh(logits / cap)
         return logits
+
+
+def _trace_other_input(config: RunnerConfig) -> Trace | None:
+    """What makes keys and values for cross attention. Raises UntraceableOp."""
+    vision = config.spec.vision
+    if config.spec.encoder is not None:
+        return trace_encoder(config.spec, config.dtype)
+    return trace_cross(config.spec, config.dtype) if vision is not None and vision.is_crossed else None
 
 
 def _image_encoder(config: RunnerConfig) -> "ImageEncoder":

@@ -10,7 +10,7 @@ from headrace.core.kv.groups import KVGroup, cross_group, group_of_layer, state_
 from headrace.core.models.declare import declare_params
 from headrace.core.models.decoder import compute_logits, decoder
 from headrace.core.models.encoder import encoder
-from headrace.core.models.encoder_decoder import encode
+from headrace.core.models.encoder_decoder import encode, write_cross
 from headrace.core.models.mixer import state_shapes
 from headrace.core.models.params import Param
 from headrace.core.models.pooler import pool
@@ -89,6 +89,24 @@ def trace_encoder(spec: ModelSpec, dtype: str) -> Trace:
     [*_, last] = (value for instruction in tracer.instructions for value in instruction.outputs)
     return Trace(
         instructions=tuple(tracer.instructions), num_buffers=tracer.num_buffers, hidden_states=last, logits=last
+    )
+
+
+def trace_cross(spec: ModelSpec, dtype: str) -> Trace:
+    """Trace what rows of images, which are its features, leave in the caches of cross attention.
+
+    Its slot mapping is that of group 0. Raises UntraceableOp.
+    """
+    tracer = Tracer(dtype)
+    params, ops = _Params({param.name: param for param in declare_params(spec)}), tracer.table()
+    all_rows = InputRef(field="windows", group=0, rows="tokens", cols=1)
+    rows = ops.cast(ops.stack_rows(tracer.features(spec.hidden_size), all_rows), dtype=dtype)
+    batch = EncoderBatch(
+        positions=None, query_start_loc=None, slot_mapping=InputRef(field="slot_mappings"), dtype=dtype
+    )
+    write_cross(ops, spec, params, _caches(spec, ()), batch, rows)
+    return Trace(
+        instructions=tuple(tracer.instructions), num_buffers=tracer.num_buffers, hidden_states=rows, logits=rows
     )
 
 

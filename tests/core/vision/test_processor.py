@@ -192,6 +192,25 @@ def test_prompts_are_those_of_the_processor(name: str, tmp_path: Path, monkeypat
     assert reader.placeholder == place
 
 
+@pytest.mark.parametrize(
+    "prompt", ["<image>What?", "<image><image>What?", "Look: <image>what?", "<image><bos>What?", "<bos><image>What?"]
+)
+def test_the_begin_of_a_prompt_of_llama_3_2_stands_behind_its_images(prompt: str, tmp_path: Path) -> None:
+    import transformers
+
+    image_processor: Any = transformers.MllamaImageProcessorPil(**SQUARE)
+    image_processor.save_pretrained(tmp_path)
+    extra = {"extra_special_tokens": {"image_token": "<image>"}}
+    theirs = their_processor("MllamaProcessor", image_processor, tokens=extra)
+    pictures = [picture(1), picture(2, 60, 60)][: prompt.count("<image>")]
+    wanted = theirs(images=[pictures], text=[prompt], return_tensors="np", add_special_tokens=False)
+    reader = make_reader(tmp_path, "mllama", "<image>", 1, tile_shapes=((1, 1), (1, 2), (2, 1), (2, 2)), max_tiles=4)
+    token_ids, images = reader.prepare(prompt, pictures)
+    assert token_ids == np.asarray(wanted["input_ids"])[0].tolist()
+    assert [image.shape for image in images] == wanted["aspect_ratio_ids"][0].tolist()
+    assert [image.num_tiles for image in images] == wanted["cross_attention_mask"].any(1).sum(-1)[0].tolist()
+
+
 def test_prompts_of_processors_that_need_torchvision(tmp_path: Path) -> None:
     """Written out after transformers' code."""
     import transformers
