@@ -5,6 +5,7 @@ The Python API and the server both use it; they differ only in how they run the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -90,8 +91,10 @@ class PoolingTasks:
         if isinstance(text, Mapping):
             if "prompt_token_ids" not in text:
                 raise RequestError(f"a text is a string or has prompt_token_ids, got the keys {', '.join(text)}")
-            ids = list(text["prompt_token_ids"])
-            return self._check(PoolingRequest(token_ids=ids if limit is None else ids[:limit], token_types=[]))
+            ids = list(text["prompt_token_ids"])[:limit]
+            if not all(isinstance(token, Integral) for token in ids[: self._max_tokens]):
+                raise RequestError("token ids must be whole numbers", code="invalid_prompt")
+            return self._check(PoolingRequest(token_ids=ids, token_types=[]))
         if isinstance(text, str):
             full = self._prompt(params) + text
             ids, types = self._tokens.encode_pair(full, None, max_tokens=limit)

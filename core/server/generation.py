@@ -99,11 +99,12 @@ class Generation:
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.done_s: float | None = None
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = 0  # of all prompts
         self.num_output_tokens = 0  # of all completions so far
         self.finish_reasons: dict[int, str] = {}
         self.failure: ApiError | ClientGone | None = None
         self._on_done = on_done
+        self._cached: dict[int, int] = {}  # tokens of each prompt, by the id of the list
         self._pending: dict[int, Output] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._accepted = 0
@@ -160,7 +161,11 @@ class Generation:
             self.scheduled_s = output.scheduled_s
         if output.token_ids and self.first_token_s is None:
             self.first_token_s = now_s
-        self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        prompt = id(completion.prompt_token_ids)
+        more = output.num_cached_tokens - self._cached.get(prompt, 0)
+        if more > 0:
+            self._cached[prompt] = output.num_cached_tokens
+            self.num_cached_tokens += more
         index = completion.index
         if index in self._pending:
             merge(self._pending[index], output)

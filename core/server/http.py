@@ -32,7 +32,7 @@ _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
 
 async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
-    """The body as a value of a msgspec type. Raises ApiError 400, 408 or 413, or ClientGone."""
+    """The body as a value of a msgspec type. Raises ApiError 400, 408, 413 or 415, or ClientGone."""
     body = (await read_body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
     _check_containers(body)
     decoder = _DECODERS.get(kind)
@@ -71,7 +71,12 @@ def invalid_fields(error: msgspec.ValidationError) -> ApiError:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Raises ApiError 413 for a larger one, 408 for one that comes too slowly, or ClientGone."""
+    """The whole body. Raises ApiError 413 for a larger one, 408 for one that comes too slowly, 415 for one that is
+    compressed, or ClientGone."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        reason = f"content-encoding {encoding!r:.100}: send the body as it is, uncompressed"
+        raise ApiError(415, reason, code="unsupported_encoding")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
         raise _too_large(int(length), max_bytes)

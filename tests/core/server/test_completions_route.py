@@ -87,6 +87,22 @@ def test_batches_of_text_and_of_token_ids(client: openai.OpenAI, llm: LLM) -> No
     assert single.choices[0].text == wanted[0]
 
 
+def test_cached_tokens_of_a_batch(server: LiveServer) -> None:
+    """They are counted as the prompts are: of each, once."""
+    prompts = [[token] * length for token, length in ((201, 70), (202, 40), (203, 5))]
+
+    def cached(prompt: Any, n: int = 1) -> int:
+        found = server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1, "n": n}).json()["usage"]
+        count: int = found["prompt_tokens_details"]["cached_tokens"]
+        assert count < found["prompt_tokens"]
+        return count
+
+    cached(prompts)
+    single = [cached(prompt) for prompt in prompts]
+    assert single[0] > single[1] > single[2] == 0
+    assert cached(prompts) == cached(prompts, n=2) == sum(single)
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_harness_contract(server: LiveServer, llm: LLM, max_tokens: int) -> None:
     """lm-eval's local-completions: token ids, echo, logprobs=1, batches; it reads choices as this test does."""

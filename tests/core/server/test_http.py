@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import json
 import socket
 import time
@@ -115,6 +116,15 @@ def test_headers_without_an_end_are_refused(server: LiveServer, parts: list[byte
     answer = ask(server, *parts)
     assert answer == b"" or (answer.startswith(b"HTTP/1.1 431") and b'"code":"headers_too_large"' in answer)
     assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_compressed_bodies_are_told(server: LiveServer) -> None:
+    for path, kind in (("/v1/completions", "error"), ("/v1/messages", "error"), ("/v1/responses", "error")):
+        response = httpx.post(server.url + path, content=gzip.compress(BODY), headers={"content-encoding": "gzip"})
+        assert response.status_code == 415 and "gzip" in response.json()[kind]["message"]
+        assert response.json()[kind]["type"] == "invalid_request_error"
+    plain = httpx.post(f"{server.url}/v1/completions", content=BODY, headers={"content-encoding": "identity"})
+    assert plain.status_code == 200
 
 
 def test_tiny_chunks_are_fine(server: LiveServer) -> None:

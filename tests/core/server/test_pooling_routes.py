@@ -83,10 +83,10 @@ def test_embeddings_through_the_client(embedder: tuple[LiveServer, LLM]) -> None
         for options in ({"dimensions": 10_000}, {"extra_body": {"prompt_name": "nope"}}):
             with pytest.raises(openai.BadRequestError):
                 client.embeddings.create(model="tiny", input="x", **options)
-        nothing: list[Any] = [[], "", [[]]]
-        for empty in nothing:
+        wrong: list[Any] = [[], "", [[]], [["a"]], [[1, "a"]], [[[1]]], [True], [-1], [2**70]]
+        for given in wrong:
             with pytest.raises(openai.BadRequestError):
-                client.embeddings.create(model="tiny", input=empty)
+                client.embeddings.create(model="tiny", input=given)
         with pytest.raises(openai.NotFoundError, match="makes vectors"):
             client.completions.create(model="tiny", prompt="x")
     server.wait_idle()
