@@ -30,7 +30,7 @@ def make_generation(**headers: str) -> Generation:
     )
     wire = {"temperature": 0.5, "max_tokens": 9, "stop": ["x"]}
     completion = Completion(generation=generation, index=0, prompt_token_ids=[1, 2, 3], sampling_params=wire)
-    completion.output_token_ids = [4] * 5
+    generation.num_output_tokens = 5
     generation.completions.append(completion)
     start_s = generation.arrival_s = generation.arrival_s - 10
     generation.scheduled_s, generation.first_token_s = start_s + 0.5, start_s + 1

@@ -35,7 +35,7 @@ def make_builder() -> MessageBuilder:
 def make_generation() -> Generation:
     generation = Generation("msg_1", key="", on_done=lambda generation: None)
     completion = Completion(generation=generation, index=0, prompt_token_ids=[1, 2, 3], sampling_params={})
-    completion.output_token_ids = [4] * 30
+    generation.num_output_tokens = 30
     generation.completions.append(completion)
     generation.num_cached_tokens = 1
     return generation

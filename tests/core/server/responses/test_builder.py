@@ -65,7 +65,7 @@ def make_builder() -> ResponseBuilder:
 def make_generation() -> Generation:
     generation = Generation("resp_1", key="", on_done=lambda generation: None)
     completion = Completion(generation=generation, index=0, prompt_token_ids=[1, 2, 3], sampling_params={})
-    completion.output_token_ids = [4] * 30
+    generation.num_output_tokens = 30
     generation.completions.append(completion)
     return generation
 
