@@ -475,7 +475,7 @@ class TritonOps(QuantizedOps):
             "COLS": tuning.expert_cols,
             "DEPTH": tuning.expert_depth // (2 if weight.dtype.itemsize > 2 else 1),
             "WIDE_DOT": self.wide_dot,
-            "num_warps": tuning.expert_warps,
+            "num_warps": tuning.few_warps if routed.tile_rows == 16 else tuning.expert_warps,
             "num_stages": tuning.stages,
         }
 

@@ -129,7 +129,7 @@ class QuantizedOps(Launcher):
             SCALE=is_scaled,
             ROWS=routed.tile_rows,
             COLS=cols,
-            num_warps=self.tuning.expert_warps,
+            num_warps=self.tuning.few_warps if is_few else self.tuning.expert_warps,
             num_stages=self.tuning.stages,
         )
         return out

@@ -14,8 +14,9 @@ class Tuning:
     mixture's product, by steps of expert_depth 16-bit values; few rows an expert take tiles of 16.
     linear_rows, linear_cols, linear_depth: the tile of a product with a quantized weight; 16 rows or fewer take
     tiles of few_cols by few_depth, so that a decode has programs for the whole GPU. rounded_depth: linear_depth where
-    activations have 8 bits too. float8: the kind that the matrix units multiply, if any.
-    attention_warps, decode_warps, expert_warps, linear_warps: warps of `lanes` threads. stages: loads in flight.
+    activations have 8 bits too. float8: the kind that the matrix units multiply, if any. attention_warps,
+    decode_warps, expert_warps (few_warps: of tiles of 16 rows), linear_warps: warps of `lanes` threads. stages: loads
+    in flight.
     max_shared_bytes: shared memory that a program may use.
     """
 
@@ -35,6 +36,7 @@ class Tuning:
     linear_depth: int = 64
     linear_warps: int = 4
     few_cols: int = 32
+    few_warps: int = 4
     few_depth: int = 128
     rounded_depth: int = 64
     float8: Literal["", "e4m3fn", "e4m3fnuz"] = ""
