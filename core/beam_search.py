@@ -44,8 +44,6 @@ def read_beam_search(generation: Mapping[str, Any], **changes: Any) -> BeamSearc
     names = {"beam_width": "num_beams", "max_tokens": "max_new_tokens"}
     fields = ("beam_width", "max_tokens", "length_penalty", "early_stopping", "no_repeat_ngram_size")
     stated = {name: generation.get(names.get(name, name)) for name in (*fields, "forced_eos_token_id")}
-    if isinstance(stated["forced_eos_token_id"], list):
-        stated["forced_eos_token_id"] = stated["forced_eos_token_id"][0]
     if stated["max_tokens"] is None and isinstance(generation.get("max_length"), int):
         stated["max_tokens"] = max(generation["max_length"] - 1, 1)
     return BeamSearchParams(**{name: value for name, value in {**stated, **changes}.items() if value is not None})
@@ -73,7 +71,7 @@ class BeamSearch:
     params: BeamSearchParams
     prompt: Sequence[int]
     stop_token_ids: Collection[int]
-    banned: Collection[int] = ()
+    bad_word_ids: Sequence[Sequence[int]] = ()
     num_given: int = 0
     open: list[Beam] = field(default_factory=lambda: [Beam()])
     ended: list[Beam] = field(default_factory=list)
@@ -83,7 +81,7 @@ class BeamSearch:
     def num_logprobs(self) -> int:
         """How many of the likeliest tokens `advance` wants for each open beam."""
         repeated = max((len(self._repeats(beam)) for beam in self.open), default=0)
-        return self.num_candidates + len(self.banned) + repeated
+        return self.num_candidates + len(self.bad_word_ids) + repeated
 
     def advance(self, followers: Sequence[Mapping[int, float]]) -> None:
         """One step. followers: for each open beam, log probabilities of the likeliest next tokens."""
@@ -129,8 +127,13 @@ class BeamSearch:
         forced = self.params.forced_eos_token_id
         if forced is not None and length == self.params.max_tokens:
             return {forced: 0.0}
-        unwanted = {*self.banned, *self._repeats(beam)}
+        unwanted = {*self._ends_of_bad_words(beam), *self._repeats(beam)}
         return {token: logprob for token, logprob in logprobs.items() if token not in unwanted}
+
+    def _ends_of_bad_words(self, beam: Beam) -> set[int]:
+        """Tokens that would complete a sequence that no text may hold."""
+        ids = (*self.prompt, *beam.token_ids)
+        return {word[-1] for word in self.bad_word_ids if len(word) == 1 or ids[1 - len(word) :] == tuple(word[:-1])}
 
     def _repeats(self, beam: Beam) -> set[int]:
         """Tokens that would repeat what came before."""

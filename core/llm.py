@@ -179,11 +179,16 @@ class LLM:
         many: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
         defaults = self.built.defaults
         params = params or read_beam_search(defaults.generation)
-        banned = [token for token, bias in defaults.sampling_params.logit_bias.items() if bias == float("-inf")]
         prepared = [self._tokens(prompt) for prompt in many]
         forced = defaults.decoder_start.forced_token_id if defaults.decoder_start is not None else -1
         searches = [
-            BeamSearch(params, each.token_ids, defaults.eos_token_ids, banned, int(each.token_ids[1:] == [forced]))
+            BeamSearch(
+                params,
+                each.token_ids,
+                defaults.eos_token_ids,
+                defaults.bad_word_ids,
+                int(each.token_ids[1:] == [forced]),
+            )
             for each in prepared
         ]
         if (count := max((search.num_candidates for search in searches), default=0)) > MAX_LOGPROBS:

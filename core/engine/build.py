@@ -57,7 +57,7 @@ from ..weights.quantize import QuantizedParams
 from ..weights.source import ParamSource, WeightSource
 from ..weights.unstacked import UnstackedSource
 from .engine import Engine, EngineLimits
-from .generation import GenerationDefaults, generation_defaults, read_generation_config
+from .generation import GenerationDefaults, generation_defaults, read_generation_config, with_processors
 from .inprocess import InProcessExecutor
 from .resolve import (
     Capacity,
@@ -319,6 +319,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         processors = _processors(plugins)
         ends = tokenizer.end_token_ids if tokenizer is not None else ()
         defaults = generation_defaults(model.folder, model.config, ends, has_encoder=model.spec.encoder is not None)
+        defaults = with_processors(defaults, processors)
         grammars = load_grammars(plugins, tokenizer, model.spec.vocab_size, defaults.eos_token_ids)
         executor = InProcessExecutor(
             build_model_runner(
@@ -354,6 +355,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             depth=device.caps.depth,
             tokenizer=tokenizer,
             processors=processors,
+            bad_word_ids=defaults.bad_word_ids,
             limits=EngineLimits(
                 vocab_size=model.spec.vocab_size,
                 max_model_len=capacity.max_model_len,

@@ -58,7 +58,9 @@ class Engine:
         limits: EngineLimits,
         clock: Clock,
         grammars: GrammarCache | None = None,
+        bad_word_ids: Sequence[Sequence[int]] = (),
     ) -> None:
+        """bad_word_ids: what no text may hold, beside what its request bans."""
         self.scheduler = scheduler
         self.executor = executor
         self.limits = limits
@@ -66,6 +68,7 @@ class Engine:
         self._tokenizer = tokenizer
         self.processors = processors
         self._grammars = grammars
+        self._bad_word_ids = bad_word_ids
         self._loop = StepLoop(scheduler, executor, depth)
         self._outputs = OutputProcessor(tokenizer)
         self._children: dict[str, list[str]] = {}
@@ -134,10 +137,10 @@ class Engine:
         child_ids = (
             [request_id] if sampling_params.n == 1 else [f"{request_id}/{i}" for i in range(sampling_params.n)]
         )
-        banned: Sequence[Sequence[int]] = ()
+        banned = self._bad_word_ids
         if sampling_params.bad_words:
             assert self._tokenizer is not None
-            banned = bad_word_ids(self._tokenizer, sampling_params.bad_words)
+            banned = (*banned, *bad_word_ids(self._tokenizer, sampling_params.bad_words))
         self._outputs.add(
             request_id,
             child_ids,

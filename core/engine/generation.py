@@ -1,7 +1,8 @@
 """Defaults that a checkpoint brings for generation: generation_config.json, or what a GGUF says."""
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from ..errors import ModelError
 from ..models.config import HFConfig
 from ..sampling.params import SamplingParams
 from ..text.seq2seq import DecoderStart, read_decoder_start
+
+PROCESSORS = {"no_repeat_ngram_size": "no_repeat_ngram", "forced_eos_token_id": "forced_eos"}
+"""Keys of generation_config.json -> the logits processors that do what they ask for."""
+_UNLIMITED = ("no_repeat_ngram_size", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +27,8 @@ class GenerationDefaults:
     """how the decoder of an encoder-decoder model begins"""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """generation_config.json, and what older config.json say of it"""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """what no text of an encoder-decoder model may hold (Marian's padding), whatever a user asks for"""
 
 
 def generation_defaults(
@@ -40,20 +47,37 @@ def generation_defaults(
                 ids.append(token)
     start = read_decoder_start(config, data) if has_encoder else None
     if not data.get("do_sample", False):
-        greedy = SamplingParams(temperature=0.0, logit_bias=_banned(data, config) if start is not None else {})
-        return GenerationDefaults(
-            sampling_params=greedy, eos_token_ids=tuple(ids), decoder_start=start, generation=_beams(data, config)
+        params = SamplingParams(temperature=0.0)
+    else:
+        params = SamplingParams(
+            temperature=_number(data, "temperature", 1.0),
+            top_p=_number(data, "top_p", 1.0),
+            top_k=int(_number(data, "top_k", 0)),
+            min_p=_number(data, "min_p", 0.0),
+            repetition_penalty=_number(data, "repetition_penalty", 1.0),
         )
-    params = SamplingParams(
-        temperature=_number(data, "temperature", 1.0),
-        top_p=_number(data, "top_p", 1.0),
-        top_k=int(_number(data, "top_k", 0)),
-        min_p=_number(data, "min_p", 0.0),
-        repetition_penalty=_number(data, "repetition_penalty", 1.0),
-    )
     return GenerationDefaults(
-        sampling_params=params, eos_token_ids=tuple(ids), decoder_start=start, generation=_beams(data, config)
+        sampling_params=params,
+        eos_token_ids=tuple(ids),
+        decoder_start=start,
+        generation=_beams(data, config),
+        bad_word_ids=_bad_words(data, config) if start is not None else (),
     )
+
+
+def with_processors(defaults: GenerationDefaults, available: Collection[str]) -> GenerationDefaults:
+    """The defaults of an encoder-decoder model with the processors that its generation_config.json asks for, as far
+    as plugins have them."""
+    args = {
+        key: value
+        for key, name in PROCESSORS.items()
+        if name in available and (value := defaults.generation.get(key)) is not None and (key, value) != _UNLIMITED
+    }
+    if defaults.decoder_start is None or not args:
+        return defaults
+    names = [PROCESSORS[key] for key in args]
+    params = dataclasses.replace(defaults.sampling_params, logits_processors=names, extra_args=args)
+    return dataclasses.replace(defaults, sampling_params=params)
 
 
 def _beams(data: Mapping[str, Any], config: HFConfig) -> Mapping[str, Any]:
@@ -62,13 +86,14 @@ def _beams(data: Mapping[str, Any], config: HFConfig) -> Mapping[str, Any]:
         "num_beams", "max_new_tokens", "max_length", "length_penalty", "early_stopping", "no_repeat_ngram_size",
         "forced_eos_token_id",
     )  # fmt: skip
-    return {name: data[name] if name in data else config.get(name) for name in names}
+    found = {name: data[name] if name in data else config.get(name) for name in names}
+    end = found["forced_eos_token_id"]
+    return {**found, "forced_eos_token_id": end[0] if isinstance(end, list) and end else end}
 
 
-def _banned(data: Mapping[str, Any], config: HFConfig) -> dict[int, float]:
-    """Tokens that never come out, as a bias (bad_words_ids of one token: Marian's padding)."""
+def _bad_words(data: Mapping[str, Any], config: HFConfig) -> tuple[tuple[int, ...], ...]:
     words = data.get("bad_words_ids") or config.get("bad_words_ids") or []
-    return {word[0]: float("-inf") for word in words if isinstance(word, list) and len(word) == 1}
+    return tuple(tuple(word) for word in words if isinstance(word, list) and word)
 
 
 def read_generation_config(folder: Path | None) -> Mapping[str, Any]:

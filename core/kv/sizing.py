@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from ..platform import KVPlan
 from .groups import KVGroup
 
+_FIXED = ("state", "cross")
+"""Kinds of groups that hold as much for a short request as for a long one."""
+_FIXED_SHARE = 1 / 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVSize:
@@ -53,16 +57,27 @@ def size_kv(
 ) -> KVSize:
     """Share `num_bytes` so that requests of full length exhaust all groups at the same time.
 
+    Groups whose share does not grow with the length serve more and shorter requests, too, as far as a quarter of the
+    bytes suffices: else a long context would leave few states.
+
     Never more than `max_num_seqs` such requests need; each group gets its null block besides.
     """
     if not groups:
         return KVSize(num_blocks=(), total_bytes=0, num_full_length=float(max_num_seqs))
-    each = request_bytes(groups, plan, max_model_len, max_num_batched_tokens)
-    usable = num_bytes - sum(plan.block_bytes)
-    num_requests = min(float(max_num_seqs), max(usable, 0) / each)
+    counts = [blocks_per_request(group, max_model_len, plan.block_size, max_num_batched_tokens) for group in groups]
+    is_fixed = [group.kind in _FIXED for group in groups]
+    fixed, growing = (
+        sum(n * size for n, size, flag in zip(counts, plan.block_bytes, is_fixed, strict=True) if flag is which)
+        for which in (True, False)
+    )
+    usable = max(num_bytes - sum(plan.block_bytes), 0)
+    num_requests = num_short = min(float(max_num_seqs), usable / (fixed + growing))
+    if fixed and growing:
+        share = min(usable * _FIXED_SHARE, usable - growing)
+        num_short = max(num_requests, min(float(max_num_seqs), share / fixed))
+        num_requests = min(num_requests, (usable - num_short * fixed) / growing)
     num_blocks = tuple(
-        1 + int(num_requests * blocks_per_request(group, max_model_len, plan.block_size, max_num_batched_tokens))
-        for group in groups
+        1 + int((num_short if flag else num_requests) * n) for n, flag in zip(counts, is_fixed, strict=True)
     )
     total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
     return KVSize(num_blocks=num_blocks, total_bytes=total, num_full_length=num_requests)

@@ -1,5 +1,7 @@
 """Beams through the whole engine, against transformers' generate."""
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,15 @@ SEARCHES: tuple[dict[str, Any], ...] = (
     dict(num_beams=4, max_new_tokens=8, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2),
     dict(num_beams=2, max_new_tokens=4, forced_eos_token_id=2),
 )
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on a shared machine made a forward pass a hundred times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def translate(options: dict[str, Any]) -> BeamSearchParams:
@@ -44,11 +55,8 @@ def texts(outputs: torch.Tensor, num_given: int) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("options", SEARCHES, ids=str)
-@pytest.mark.parametrize("name", ["bart", "marian"])
-def test_beams_of_encoder_decoder_models_are_those_of_transformers(
-    name: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["bart", "marian", "t5"])
+def test_beams_of_encoder_decoder_models_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     from transformers import AutoModelForSeq2SeqLM
 
     case = next(case for case in SEQ2SEQ_CASES if case.name == name)
@@ -57,40 +65,75 @@ def test_beams_of_encoder_decoder_models_are_those_of_transformers(
     likely_ends(model)
     model.save_pretrained(folder)
     prompts = [random.integers(3, 97, length).tolist() for length in LENGTHS]
+    begin = {"prompt_token_ids": [2]}
+    both: list[Any] = [{"encoder_prompt": {"prompt_token_ids": ids}, "decoder_prompt": begin} for ids in prompts]
     with LLM(str(folder), **OPTIONS) as llm:
-        begin = {"prompt_token_ids": [2]}
-        both: list[Any] = [{"encoder_prompt": {"prompt_token_ids": ids}, "decoder_prompt": begin} for ids in prompts]
-        found = llm.beam_search(both, translate(options))
+        found = [llm.beam_search(both, translate(options)) for options in SEARCHES]
         llm.built.engine.scheduler.check_integrity()
-    for prompt, beams in zip(prompts, found, strict=True):
-        outputs = model.generate(
-            torch.tensor([prompt]), **options, num_return_sequences=options["num_beams"], do_sample=False,
-            eos_token_id=2, decoder_start_token_id=2,
-        )  # fmt: skip
-        assert [beam.token_ids for beam in beams] == texts(outputs, 1)
+    for options, texts_found in zip(SEARCHES, found, strict=True):
+        for prompt, beams in zip(prompts, texts_found, strict=True):
+            outputs = model.generate(
+                torch.tensor([prompt]), **options, num_return_sequences=options["num_beams"], do_sample=False,
+                eos_token_id=2, decoder_start_token_id=2,
+            )  # fmt: skip
+            assert [beam.token_ids for beam in beams] == texts(outputs, 1), options
 
 
-@pytest.mark.parametrize("options", SEARCHES[:3], ids=str)
-def test_beams_of_decoders_are_those_of_transformers(options: dict[str, Any], tmp_path: Path) -> None:
+def test_beams_of_decoders_are_those_of_transformers(tmp_path: Path) -> None:
     model: Any = save_tiny(tmp_path, "llama")
     model.generation_config.eos_token_id = model.config.eos_token_id = 2
     likely_ends(model)
     model.save_pretrained(tmp_path)
-    random = np.random.default_rng(5)
+    random, searches = np.random.default_rng(5), SEARCHES[:3]
     prompts = [random.integers(3, 97, length).tolist() for length in LENGTHS]
     with LLM(str(tmp_path), **OPTIONS) as llm:
-        found = llm.beam_search([{"prompt_token_ids": prompt} for prompt in prompts], translate(options))
-        alone = llm.beam_search({"prompt_token_ids": prompts[1]}, translate(options))
-    assert [beam.token_ids for beam in alone[0]] == [beam.token_ids for beam in found[1]]
-    for prompt, beams in zip(prompts, found, strict=True):
-        outputs = model.generate(
-            torch.tensor([prompt]),
-            **options,
-            num_return_sequences=options["num_beams"],
-            do_sample=False,
-            pad_token_id=0,
-        )
-        assert [beam.token_ids for beam in beams] == texts(outputs, len(prompt))
+        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        found = [llm.beam_search(asked, translate(options)) for options in searches]
+        alone = llm.beam_search({"prompt_token_ids": prompts[1]}, translate(searches[0]))
+    assert [beam.token_ids for beam in alone[0]] == [beam.token_ids for beam in found[0][1]]
+    for options, texts_found in zip(searches, found, strict=True):
+        for prompt, beams in zip(prompts, texts_found, strict=True):
+            outputs = model.generate(
+                torch.tensor([prompt]), **options, num_return_sequences=options["num_beams"], do_sample=False,
+                pad_token_id=0,
+            )  # fmt: skip
+            assert [beam.token_ids for beam in beams] == texts(outputs, len(prompt)), options
+
+
+RULES: tuple[dict[str, Any], ...] = (
+    {"no_repeat_ngram_size": 2},
+    {"forced_bos_token_id": 9, "forced_eos_token_id": 2},
+    {"bad_words_ids": "the likeliest"},
+    {"no_repeat_ngram_size": 1, "bad_words_ids": "the likeliest", "forced_eos_token_id": 5},
+)
+
+
+@pytest.mark.parametrize("rules", RULES, ids=str)
+def test_greedy_texts_go_by_what_a_checkpoint_asks_for(rules: dict[str, Any], tmp_path: Path) -> None:
+    """generation_config.json of an encoder-decoder model; a ban of one token and one of two hold for any request."""
+    from transformers import AutoModelForSeq2SeqLM, GenerationConfig
+
+    case = next(case for case in SEQ2SEQ_CASES if case.name == "bart")
+    folder, auto, random = make_seq2seq(case, tmp_path), AutoModelForSeq2SeqLM, np.random.default_rng(5)
+    model: Any = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = [random.integers(3, 97, length).tolist() for length in LENGTHS]
+    plain = GenerationConfig(max_new_tokens=10, eos_token_id=1, pad_token_id=0, decoder_start_token_id=2)
+
+    def theirs(config: GenerationConfig) -> list[list[int]]:
+        return [model.generate(torch.tensor([prompt]), generation_config=config)[0].tolist() for prompt in prompts]
+
+    unruled = theirs(plain)
+    if "bad_words_ids" in rules:
+        rules = {**rules, "bad_words_ids": [unruled[0][3:4], unruled[1][3:5]]}
+    ruled = GenerationConfig(**{**plain.to_dict(), **rules})
+    ruled.save_pretrained(folder)
+    expected = theirs(ruled)
+    assert expected != unruled
+    with LLM(str(folder), **OPTIONS) as llm:
+        num_given = 2 if "forced_bos_token_id" in rules else 1
+        params = dataclasses.replace(llm.default_sampling_params, max_tokens=11 - num_given)
+        found = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+    assert [output.outputs[0].token_ids for output in found] == [ids[num_given:] for ids in expected]
 
 
 def test_impossible_beams_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The no_repeat_ngram plugin against transformers' NoRepeatNGramLogitsProcessor."""
+"""The logits processors no_repeat_ngram and forced_eos against those of transformers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import NoRepeatNGramLogitsProcessor
+from transformers import ForcedEOSTokenLogitsProcessor, NoRepeatNGramLogitsProcessor
 
 from headrace.core import hooks
 from headrace.core.errors import RequestError
@@ -44,4 +44,23 @@ def test_the_hook_gives_it() -> None:
     manager = pluggy.PluginManager("headrace")
     manager.add_hookspecs(hooks)
     manager.register(no_repeat_ngram)
-    assert manager.hook.headrace_logits_processors() == [{"no_repeat_ngram": no_repeat_ngram.NoRepeatNgram}]
+    [offer] = manager.hook.headrace_logits_processors()
+    assert offer == {"no_repeat_ngram": no_repeat_ngram.NoRepeatNgram, "forced_eos": no_repeat_ngram.ForcedEnd}
+
+
+@given(tokens, st.integers(0, VOCAB - 1), st.integers(1, 6))
+def test_a_forced_end_equals_transformers(prompt: list[int], token: int, max_tokens: int) -> None:
+    theirs = ForcedEOSTokenLogitsProcessor(len(prompt) + max_tokens, token, device="cpu")
+    params = SamplingParams(extra_args={no_repeat_ngram.END: token}, max_tokens=max_tokens)
+    ours = no_repeat_ngram.ForcedEnd(params, prompt)
+    for count in range(max_tokens):
+        logits = np.arange(VOCAB, dtype=np.float32)
+        ids: Any = torch.zeros(1, len(prompt) + count, dtype=torch.long)
+        expected: Any = theirs(ids, torch.from_numpy(logits[None].copy()))
+        assert ours([0] * count, logits).argmax() == expected[0].argmax()
+        assert np.isfinite(logits).sum() == torch.isfinite(expected[0]).sum()
+
+
+def test_a_forced_end_without_a_token_is_refused() -> None:
+    with pytest.raises(RequestError, match="forced_eos needs extra_args 'forced_eos_token_id'"):
+        no_repeat_ngram.ForcedEnd(SamplingParams(), [])
