@@ -6,19 +6,22 @@ from dataclasses import dataclass, field, replace
 from .config import DTYPES, KV_DTYPES, EngineConfig
 from .engine.build import Model, describe_model, model_bytes
 from .engine.resolve import (
+    image_bytes,
     resolve_block_size,
     resolve_budget,
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
+    resolve_image_rows,
     resolve_kv_dtype,
     resolve_length,
 )
 from .errors import CapacityError
 from .hub import LocalModel, resolve_config
-from .kv.groups import KVGroup, kv_groups
+from .kv.groups import kv_groups
 from .kv.sizing import request_bytes
 from .models.declare import declare_params
+from .models.spec import ModelSpec
 from .platform import Caps, Device, KVPlan, Memory, RunnerConfig
 from .units import format_bytes
 from .weights.quantize import Scheme, packed_bytes
@@ -104,7 +107,8 @@ def plan_model(config: EngineConfig, target: Target, report: Callable[[str], Non
 def plan_local(config: EngineConfig, files: LocalModel, target: Target) -> MemoryPlan:
     """Plan a model whose config is on this disk. Raises ModelError, ConfigError or Unsupported."""
     local = replace(config, model=replace(config.model, model=str(files.path)))
-    model = describe_model(local, lambda line: None)
+    reads_images = target.device is None or "images" in target.caps.features
+    model = describe_model(local, lambda line: None, with_images=reads_images)
     try:
         return _plan(config, replace(model, name=files.name), target)
     finally:
@@ -125,8 +129,8 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
     dtype = resolve_dtype(config.model.dtype, spec, target.caps, blocked=model.gguf is not None)
     length = resolve_length(config, spec)
     config = resolve_budget(config, spec, target.caps, length)
-    groups = kv_groups(spec, length)
-    kv = _kv_plan(config, model, target, dtype.value, groups, length)
+    runner_config = _runner_config(config, spec, target, dtype.value, length)
+    groups, kv = runner_config.groups, _kv_plan(runner_config, target)
     weights, looked_up = model_bytes(model, config, dtype.value, target.caps, target.packed_bytes)
     num_blocks: Sequence[int] = [0] * len(groups)
     kv_bytes, concurrency, problem = 0, 0.0, ""
@@ -145,7 +149,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
             target.memory,
             caps=target.caps,
             name=f"{model.name} on {target.name}",
-            needed_bytes=weights,
+            needed_bytes=weights + image_bytes(runner_config),
         )
         length, kv_bytes, concurrency = capacity.max_model_len, capacity.kv.total_bytes, capacity.kv.num_full_length
         num_blocks = capacity.kv.num_blocks
@@ -188,28 +192,27 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
     )
 
 
-def _kv_plan(
-    config: EngineConfig, model: Model, target: Target, dtype: str, groups: tuple[KVGroup, ...], length: int
-) -> KVPlan:
-    """What the device's runner says of its KV blocks; without a device, plain arrays."""
-    block_size = resolve_block_size(config.kv.block_size, target.caps)
-    kv_dtype = resolve_kv_dtype(config.kv.kv_dtype, target.caps)
-    if target.device is None:
-        sizes = tuple(group.block_bytes(block_size, dtype, kv_dtype) for group in groups)
-        return KVPlan(block_size=block_size, block_bytes=sizes)
-    runner = target.device.runner(
-        RunnerConfig(
-            spec=model.spec,
-            dtype=dtype,
-            groups=groups,
-            block_size=block_size,
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.budget,
-            max_model_len=length,
-            engine=config,
-            kv_dtype=kv_dtype,
-        )
+def _runner_config(config: EngineConfig, spec: ModelSpec, target: Target, dtype: str, length: int) -> RunnerConfig:
+    return RunnerConfig(
+        spec=spec,
+        dtype=dtype,
+        groups=kv_groups(spec, length),
+        block_size=resolve_block_size(config.kv.block_size, target.caps),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.budget,
+        max_model_len=length,
+        engine=config,
+        kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, target.caps),
+        num_image_rows=resolve_image_rows(config, spec, length),
     )
+
+
+def _kv_plan(config: RunnerConfig, target: Target) -> KVPlan:
+    """What the device's runner says of its KV blocks; without a device, plain arrays."""
+    if target.device is None:
+        sizes = tuple(group.block_bytes(config.block_size, config.dtype, config.kv_dtype) for group in config.groups)
+        return KVPlan(block_size=config.block_size, block_bytes=sizes)
+    runner = target.device.runner(config)
     try:
         return runner.kv_plan()
     finally:

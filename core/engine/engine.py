@@ -285,6 +285,8 @@ def check_prompt(
         of_images = limits.vision.image_token_id if limits.vision is not None and has_images else None
         unknown = (token for token in prompt_token_ids if not 0 <= token < limits.vocab_size)
         wrong = next((token for token in unknown if token != of_images), None)
+        if wrong is None and sampling_params.prompt_logprobs is not None:
+            raise RequestError(f"token id {of_images}, which stands for images, has no probability")
         if wrong is None:  # the vocabulary may lack the token of images
             return
         raise RequestError(f"token id {wrong} is outside the vocabulary of {limits.vocab_size}")

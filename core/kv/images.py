@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from .block_pool import BlockPool
 
+MAX_PATCHES = 16384
+"""Of the images that requests which are admitted together bring: 16 images of 1024 patches."""
+
 
 class ImageTable:
     """The blocks of one request's images, taken at admission; written by the ImagePool alone.

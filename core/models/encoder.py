@@ -19,14 +19,14 @@ def encoder(
     batch: ForwardBatch | EncoderBatch,
     prefix: str = "",
     embeddings: Array | None = None,
-    behind_layers: list[Array] | None = None,
+    behind_layers: dict[int, Array] | None = None,
     positions: Array | None = None,
 ) -> Array:
     """Hidden states after the last layer, [num_tokens, hidden_size]. `batch` holds whole requests.
 
     prefix: begins the names of its parameters, "encoder." of one that a decoder attends to. embeddings:
-    [num_tokens, hidden_size], in place of those of token ids. behind_layers: takes the residual stream behind each.
-    positions: [num_tokens], in place of the batch's.
+    [num_tokens, hidden_size], in place of those of token ids. behind_layers: takes the residual stream behind
+    those that are its keys. positions: [num_tokens], in place of the batch's.
     """
     places = batch.positions if positions is None else positions
     residual = _embed(ops, spec, params, batch, prefix, embeddings, places)
@@ -57,8 +57,8 @@ def encoder(
         residual = ops.add(block, residual)
         if layer.norm_after_add:
             residual = normalize(ops, spec.norm, params, f"{layer_prefix}mlp_post_norm.", residual)
-        if behind_layers is not None:
-            behind_layers.append(residual)
+        if behind_layers is not None and i in behind_layers:
+            behind_layers[i] = residual
     return normalize(ops, spec.norm, params, f"{prefix}final_norm.", residual) if spec.final_norm else residual
 
 

@@ -33,7 +33,7 @@ def encode_images(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, b
 
 def rows_of_images(ops: OpTable, vision: VisionSpec, params: Params, batch: EncoderBatch) -> Array:
     """Rows as wide as the decoder, side by side where it reads several: [num_rows, num_row_parts * hidden_size]."""
-    layers: list[Array] = []
+    layers: dict[int, Array] = dict.fromkeys((*vision.joined, *(layer for layer, _ in vision.taps)))
     x = encoder(ops, vision.encoder, params, batch, "vision.", _embed(ops, vision, params, batch), layers)
     if vision.second is not None:
         x = encoder(ops, vision.second, params, batch, "second.", x, positions=batch.corner_ids[0])

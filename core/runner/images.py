@@ -6,8 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..kv.groups import cross_group
+from ..kv.images import MAX_PATCHES
 from ..models.spec import ModelSpec, VisionSpec
+from ..platform import RunnerConfig
 from ..stages import EncoderBatch, FloatArray, IntArray, KeptImage, NewRequest
+from ..weights.source import DTYPE_BYTES
 
 NUM_AXES = 3
 """Positions of a token where there are several: time, height and width."""
@@ -64,6 +68,21 @@ class ImagePlaces:
             if reach.any():
                 fields["reach"] = reach
         return fields
+
+
+def image_step_bytes(config: RunnerConfig) -> int:
+    """Bytes of what the encoder holds at the same time, where ops widen what they compute to float32, in the largest
+    step: the streams of a layer, and its feed-forward block. More images than in that are in a request of its own."""
+    vision = config.spec.vision
+    if vision is None:
+        return 0
+    encoder, size = vision.encoder, DTYPE_BYTES[config.dtype]
+    mlp, num_patches = encoder.layers[0].mlp, min(MAX_PATCHES, config.num_image_rows * vision.merge**2)
+    if vision.is_crossed:
+        num_patches = config.groups[cross_group(config.groups)].num_tokens
+    kept = 2 + len(vision.joined) + len(vision.taps)
+    wide = mlp.intermediate_size * (1 + mlp.gated) * (size + 2 * DTYPE_BYTES["float32"])
+    return num_patches * (encoder.num_features * DTYPE_BYTES["float32"] + encoder.hidden_size * kept * size + wide)
 
 
 def image_batch(vision: VisionSpec, images: Sequence[KeptImage], *, block_size: int, dtype: str) -> EncoderBatch:

@@ -271,7 +271,8 @@ class SamplingState:
             edits.allow_mask = allow_bits(params.allowed_token_ids, self._vocab_size)
         if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
             # Only repetition looks at the prompt.
-            edits.penalties = _TokenCounts(prompt if params.repetition_penalty != 1 else ())
+            known = [token for token in prompt if token < self._vocab_size]  # that of images may lie beyond
+            edits.penalties = _TokenCounts(known if params.repetition_penalty != 1 else ())
             edits.penalties.count(outputs)
         if params.logits_processors:
             edits.processors = tuple(

@@ -12,7 +12,7 @@ from ..clock import Clock
 from ..config import SchedulerConfig
 from ..errors import RequestError
 from ..kv.block_manager import BlockManager, KVUsage
-from ..kv.images import ImageTable
+from ..kv.images import MAX_PATCHES, ImageTable
 from ..models.rope import ONE_ROW, RopeRows
 from ..stages import Delta, EngineRequest, FinishReason, ImageInput, KeptImage, NewRequest, Plan, Row, StepResult
 from .construct import fast_init
@@ -21,9 +21,6 @@ from .policy import RequestQueue, find_policy
 from .request import FINISHED, Request
 
 logger = logging.getLogger(__name__)
-
-MAX_PATCHES = 16384
-"""Of the images that requests which are admitted together bring: 16 images of 1024 patches."""
 
 make_row = fast_init(Row)
 make_delta = fast_init(Delta)

@@ -423,8 +423,8 @@ class VisionOracle:
         if not pictures:
             return {}
         given = [list(pictures)] if self.case.prepared or self.case.is_crossed else list(pictures)
-        keys = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images")
-        keys += ("aspect_ratio_ids", "aspect_ratio_mask")
+        keys = {"pixel_values", "pixel_attention_mask", "image_grid_thw", "image_sizes", "batch_num_images"}
+        keys |= {"aspect_ratio_ids", "aspect_ratio_mask"}
         if not self.case.by_prompt or len(given) == 1:
             made = self.processor(images=given, return_tensors="np")
         else:

@@ -18,7 +18,7 @@ from headrace.core.kv.groups import KVGroup
 from headrace.core.ops import Selection
 from headrace.core.platform import KVPlan, Memory, PreparedOp, Runner, RunnerConfig
 from headrace.core.runner.done import Done
-from headrace.core.runner.images import NUM_AXES
+from headrace.core.runner.images import NUM_AXES, image_step_bytes
 from headrace.core.runner.step import prompt_pieces
 from headrace.core.sampling.sampler import sample_step
 from headrace.core.stages import (
@@ -211,6 +211,7 @@ class NativeRunner(Runner):
         """Bytes of the arenas, and of the caches of a step's own rows."""
         max_requests, max_rows = self.config.max_num_seqs, self._max_rows
         total = plan_arena(self._trace, max_rows).num_bytes + own_bytes(self._trace, max_rows["tokens"], max_requests)
+        total += image_step_bytes(self.config)
         if self._encoder_trace is None:
             return total
         max_rows = self._max_encoder_rows()
