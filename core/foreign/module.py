@@ -43,7 +43,7 @@ def read_foreign_spec(config: HFConfig, folder: Path, *, trust_remote_code: bool
             probe, module = _probe(theirs, trust_remote_code)
             _check_module(theirs, probe, module)
     except Exception as error:
-        reason = error.reason if isinstance(error, ModelError) else f"{type(error).__name__}: {_first_line(error)}"
+        reason = error.reason if isinstance(error, ModelError) else _told(error)
         raise ModelError(f"{why}: {reason}", remedies=["take a model of a family in docs/models.md"]) from error
     text = theirs.get_text_config()
     return ModelSpec(
@@ -191,6 +191,13 @@ def _quietly() -> Iterator[None]:
         logs.set_verbosity(verbosity)
         if had_bars:
             logs.enable_progress_bar()
+
+
+def _told(error: Exception) -> str:
+    """Why transformers' code failed on shapes alone."""
+    if "meta tensor" in str(error) or "data-dependent" in str(error):
+        return "what its layers do depends on the numbers that they compute, so that shapes alone do not show it"
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 def _first_line(error: BaseException) -> str:

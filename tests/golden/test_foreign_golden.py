@@ -34,6 +34,9 @@ REFUSED = {
     "bloom": "0 of its 3 layers attend",
     "t5": "an encoder and a decoder",
     "bert": "other logits",
+    "jetmoe": "depends on the numbers that they compute",
+    "diffllama": "attends twice for each token",
+    "doge": "neither causal nor a sliding window",
 }
 """Each with a part of the reason."""
 
