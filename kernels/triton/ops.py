@@ -310,7 +310,7 @@ class TritonOps(QuantizedOps):
             DIM_BLOCK=dim_block,
             BLOCK_SIZE=block_size,
             ROWS=rows,
-            KEYS=self._keys(head_dim, query.dtype),
+            KEYS=self._keys(head_dim, query.dtype, is_dear=is_int8 and not decode),
             SPLIT=self.tuning.split_keys if num_splits > 1 else 0,
             DECODE=decode,
             WINDOW=window > 0,
@@ -539,8 +539,10 @@ class TritonOps(QuantizedOps):
         """Rows of a prefill tile: fewer for wide heads and wide values, whose sums would spill."""
         return max(16, self.tuning.query_rows // (2 if head_dim > 128 else 1) // (2 if dtype.itemsize > 2 else 1))
 
-    def _keys(self, head_dim: int, dtype: torch.dtype) -> int:
-        return max(16, self.tuning.keys // (2 if head_dim > 128 else 1) // (2 if dtype.itemsize > 2 else 1))
+    def _keys(self, head_dim: int, dtype: torch.dtype, *, is_dear: bool) -> int:
+        """Keys of a step. is_dear: they become numbers in registers, beside a whole tile of queries."""
+        size = (2 if head_dim > 128 else 1) * (2 if dtype.itemsize > 2 else 1) * (2 if is_dear else 1)
+        return max(16, self.tuning.keys // size)
 
     def _workspace(
         self, num_splits: int, num_reqs: int, num_heads: int, head_dim: int, device: torch.device
