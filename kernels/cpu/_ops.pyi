@@ -116,14 +116,16 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int: ...
-    @property
-    def huge_page_bytes(self) -> int: ...
     def read_block(self, block: int, out: Numbers | npt.NDArray[np.uint8]) -> None:
         """Copy a block to [2, block_size, num_kv_heads, head_dim], keys then values, of the cache's dtype; of an int8
         cache to bytes [.., head_dim + 4], integers and then their scale."""
 
     def write_block(self, block: int, array: Numbers | npt.NDArray[np.uint8]) -> None:
         """The reverse of `read_block`."""
+
+def kv_caches(num_blocks: int, block_size: int, layers: Sequence[tuple[int, int]], dtype: str) -> list[KVCache]:
+    """The caches of several layers, each (num_kv_heads, head_dim), in one piece of memory: blocks of the same numbers
+    lie near each other, so that the first of them take few pages."""
 
 def linear(
     out: Numbers, x: Numbers, weight: PackedWeight, bias: Floats | None = None, quantize_x: bool = False

@@ -22,7 +22,19 @@ struct Work {
     float *total;       // [rows][value_stride], of all segments so far
     float *total_highest, *total_weight;  // [rows]
     char *panels;       // keys and values of a segment whose blocks are smaller than a panel
+    float *unpacked;    // keys and values of a segment as floats
 };
+
+// Rows from which on keys and values are unpacked to floats once for all their tiles, and the bytes that may take: half
+// of a usual L2. A tile of several rows has no registers left to unpack into.
+constexpr int64_t kUnpackRows = 2 * kTileRows, kUnpackBytes = 256 << 10;
+
+int64_t floats_of_key_panel(const KVCache &cache) { return (cache.head_dim + 1) / 2 * 2 * kKeyPanel; }
+int64_t floats_unpacked(const KVCache &cache) {
+    return kNumPanels * (floats_of_key_panel(cache) + kKeyPanel * cache.value_stride);
+}
+
+bool fits_unpacked(const KVCache &cache) { return floats_unpacked(cache) * 4 <= kUnpackBytes; }
 
 size_t carve(const KVCache &cache, char *scratch, Work *work) {
     size_t used = 0;
@@ -41,22 +53,31 @@ size_t carve(const KVCache &cache, char *scratch, Work *work) {
     work->total_weight = floats(kAttentionRows);
     const bool is_gathered = cache.block_size < kKeyPanel;
     work->panels = take(is_gathered ? kNumPanels * (cache.key_panel_bytes + kKeyPanel * cache.value_stride * 4) / 4 : 0);
+    work->unpacked = floats(fits_unpacked(cache) ? floats_unpacked(cache) : 0);
     return used;
 }
 
-// T: of query and output, C: of the cache.
-template <class T, class C>
+// The rows of a block against one segment after the other. C: of the cache; kDot: queries are pairs of bf16.
+template <bool kDot, class C>
 struct Rows {
-    static constexpr bool kDot = uses_dot<T, C>();
+    static constexpr bool kUnpacks = !kDot && !__is_same(C, float);
     const AttentionArgs &args;
     const AttentionBlock &block;
     Work work;
-    int64_t group, rows, query_stride;
+    int64_t group, rows, query_stride, saved;  // saved: the segment that is a task of its own, or -1
     const char *keys[kNumPanels], *values[kNumPanels];  // panels of the current segment
+    const float *scales[kNumPanels];                    // i8: of their keys, then of their values
 
-    Rows(const AttentionArgs &a, const AttentionBlock &b, const Work &w)
+    Rows(const AttentionArgs &a, const AttentionBlock &b, const Work &w, int64_t segment)
         : args(a), block(b), work(w), group(b.num_heads), rows(b.num_tokens * group),
-          query_stride(kDot ? (a.cache.head_dim + 1) / 2 : a.cache.head_dim + 1) {
+          query_stride(kDot ? (a.cache.head_dim + 1) / 2 : a.cache.head_dim + 1), saved(segment) {
+        for (int64_t r = 0; r < rows; ++r) work.total_weight[r] = 0;
+        if (saved >= 0)
+            for (int64_t r = 0; r < rows; ++r) partial(saved, r)[args.cache.value_stride + 1] = 0;
+    }
+
+    template <class T>
+    void read_queries() {
         const int64_t head_dim = args.cache.head_dim;
         for (int64_t r = 0; r < rows; ++r) {
             const T *from = static_cast<const T *>(args.query) +
@@ -67,7 +88,6 @@ struct Rows {
                 memcpy(to, from, static_cast<size_t>(head_dim) * 2);
             else
                 for (int64_t d = 0; d < head_dim; ++d) to[d] = bits_as<uint32_t>(to_float(from[d]));
-            work.total_weight[r] = 0;
         }
     }
 
@@ -83,27 +103,36 @@ struct Rows {
         *end = last < *begin ? *begin : last > kSegment ? kSegment : last;
     }
 
-    // Call done(row, sums, softmax) for each row that sees something of a segment.
-    template <class Done>
-    void segment(int64_t index, const Done &done) {
+    void segment(int64_t index) {
         const int64_t start = index * kSegment;
         int64_t low, high, unused;
         visible(0, start, &low, &unused);  // the first row begins first, the last row ends last
         visible(rows - 1, start, &unused, &high);
         if (low >= high) return;
         find_panels(start, low, high);
+        if constexpr (kUnpacks)
+            if (rows >= kUnpackRows && fits_unpacked(args.cache)) {
+                unpack(low, high);
+                return tiles<float>(start);
+            }
+        tiles<C>(start);
+    }
+
+    // P: of panels as they lie now.
+    template <class P>
+    void tiles(int64_t start) {
         for (int64_t r = 0; r < rows;) {
             const int64_t left = rows - r;
             if (left >= kTileRows)
-                r += tile<kTileRows>(r, start, done);
+                r += tile<P, kTileRows>(r, start);
             else if (left >= 4 && kTileRows > 4)
-                r += tile<4>(r, start, done);
+                r += tile<P, 4>(r, start);
             else if (left == 3 && kTileRows > 4)
-                r += tile<3>(r, start, done);
+                r += tile<P, 3>(r, start);
             else if (left >= 2 && kTileRows > 2)
-                r += tile<2>(r, start, done);
+                r += tile<P, 2>(r, start);
             else
-                r += tile<1>(r, start, done);
+                r += tile<P, 1>(r, start);
         }
     }
 
@@ -118,10 +147,41 @@ struct Rows {
                 gather(p, position, start + high);
                 continue;
             }
-            const int64_t place = table[position / cache.block_size] * cache.num_kv_heads + block.kv_head;
-            keys[p] = cache.keys + place * cache.key_bytes + in_block / kKeyPanel * cache.key_panel_bytes;
-            values[p] = cache.values + place * cache.value_bytes +
+            const int64_t number = table[position / cache.block_size];
+            keys[p] = keys_of(cache, number, block.kv_head) + in_block / kKeyPanel * cache.key_panel_bytes;
+            values[p] = values_of(cache, number, block.kv_head) +
                         in_block * cache.value_stride * static_cast<int64_t>(sizeof(C));
+        }
+        for (int64_t p = 0; p < kNumPanels; ++p) {
+            if (p < first || p > last) keys[p] = keys[first];
+            if constexpr (__is_same(C, i8)) scales[p] = reinterpret_cast<const float *>(keys[p] + cache.scales_at);
+        }
+    }
+
+    // Panels of positions [low, high) to floats, in ascending dimensions and positions.
+    void unpack(int64_t low, int64_t high) {
+        constexpr int64_t kStep = positions_in_a_row<C>(), kVectorBytes = kLanes * kStep * sizeof(C);
+        const KVCache &cache = args.cache;
+        const int64_t key_floats = floats_of_key_panel(cache), key_rows = (cache.head_dim + kStep - 1) / kStep;
+        // kStep rows of `vectors` vectors from each row of a panel.
+        const auto widen = [](float *to, const char *from, int64_t panel_rows, int64_t vectors) INLINE_LAMBDA {
+            for (int64_t row = 0; row < panel_rows; ++row)
+                for (int64_t v = 0; v < vectors; ++v, from += kVectorBytes) {
+                    Vectors<false, C, 1> both;
+                    both.read(0, from, ~0u);
+                    for (int64_t i = 0; i < kStep; ++i)
+                        store(to + ((row * kStep + i) * vectors + v) * kLanes, both.parts[i][0]);
+                }
+        };
+        const int64_t first = low / kKeyPanel, last = (high - 1) / kKeyPanel;
+        for (int64_t p = first; p <= last; ++p) {
+            float *key = work.unpacked + p * key_floats;
+            float *value = work.unpacked + kNumPanels * key_floats + p * kKeyPanel * cache.value_stride;
+            if (p < last) prefetch(keys[p + 1], cache.key_panel_bytes);
+            widen(key, keys[p], key_rows, kVecs);
+            widen(value, values[p], kKeyPanel / kStep, cache.value_stride / kLanes);
+            keys[p] = reinterpret_cast<const char *>(key);
+            values[p] = reinterpret_cast<const char *>(value);
         }
         for (int64_t p = 0; p < kNumPanels; ++p)
             if (p < first || p > last) keys[p] = keys[first];
@@ -143,9 +203,8 @@ struct Rows {
             const int64_t number = table[at / cache.block_size];
             // Blocks before a window have gone.
             if (number < 0 || number >= cache.num_blocks) continue;
-            const int64_t place = number * cache.num_kv_heads + block.kv_head;
-            const C *key = reinterpret_cast<const C *>(cache.keys + place * cache.key_bytes);
-            const C *value = reinterpret_cast<const C *>(cache.values + place * cache.value_bytes);
+            const C *key = reinterpret_cast<const C *>(keys_of(cache, number, block.kv_head));
+            const C *value = reinterpret_cast<const C *>(values_of(cache, number, block.kv_head));
             for (int64_t d = 0; d < cache.head_dim; ++d) {
                 const int64_t row = d / kStep * kKeyPanel * kStep + d % kStep;
                 reinterpret_cast<C *>(key_panel)[row + i * kStep] = key[row + in_block * kStep];
@@ -160,8 +219,9 @@ struct Rows {
         }
     }
 
-    template <int kRows, class Done>
-    int tile(int64_t r, int64_t start, const Done &done) {
+    template <class P, int kRows>
+    int tile(int64_t r, int64_t start) {
+        [[maybe_unused]] constexpr bool kScaled = __is_same(C, i8);
         const KVCache &cache = args.cache;
         int64_t begin[kRows], end[kRows], low = kSegment, high = 0;
         for (int i = 0; i < kRows; ++i) {
@@ -177,8 +237,8 @@ struct Rows {
             if (r == 0 && j + kAtOnce < kSegment)
                 for (int p = 0; p < kTilePanels; ++p)
                     prefetch(keys[(j + kAtOnce) / kKeyPanel + p], cache.key_panel_bytes);
-            score_panels<kDot, C, kRows>(work.query + r * query_stride, query_stride, keys + j / kKeyPanel,
-                                         cache.head_dim, cache.scales_at, work.scores + j);
+            score_panels<kDot, P, kScaled, kRows>(work.query + r * query_stride, query_stride, keys + j / kKeyPanel,
+                                                  cache.head_dim, scales + j / kKeyPanel, work.scores + j);
         }
         Softmax softmax[kRows];
         for (int i = 0; i < kRows; ++i) {
@@ -188,18 +248,27 @@ struct Rows {
                           static_cast<int32_t>(start - position(r + i)), 0, 0};
             weigh<kDot>(work.scores + i * kSegment, work.weights + i * (kDot ? kSegment / 2 : kSegment), begin[i],
                         end[i], low / kStride * kStride, (high + kStride - 1) / kStride * kStride, &softmax[i]);
-            if constexpr (__is_same(C, i8))
-                scale_weights(work.weights + i * kSegment, keys, cache.scales_at, low, high);
+            if constexpr (kScaled) scale_weights(work.weights + i * kSegment, scales, low, high);
         }
         constexpr int kWide = kRows <= 4 ? 2 * kTileWidth : kTileWidth;
         int64_t d = 0;
         for (; d + kWide * kLanes <= cache.value_stride; d += kWide * kLanes)
-            add_values<kDot, C, kRows, kWide>(work.weights, values, low, high, cache.value_stride, d, work.sums);
+            add_values<kDot, P, kRows, kWide>(work.weights, values, low, high, cache.value_stride, d, work.sums);
         for (; d < cache.value_stride; d += kLanes)
-            add_values<kDot, C, kRows, 1>(work.weights, values, low, high, cache.value_stride, d, work.sums);
+            add_values<kDot, P, kRows, 1>(work.weights, values, low, high, cache.value_stride, d, work.sums);
         for (int i = 0; i < kRows; ++i)
-            if (softmax[i].weight != 0) done(r + i, work.sums + i * cache.value_stride, softmax[i]);
+            if (softmax[i].weight != 0) keep(r + i, work.sums + i * cache.value_stride, softmax[i]);
         return kRows;
+    }
+
+    // A row's results of a segment: for whoever merges all of them, or to the total.
+    void keep(int64_t r, const float *sums, const Softmax &row) {
+        if (saved < 0) return merge(r, sums, row.highest, row.weight);
+        const int64_t stride = args.cache.value_stride;
+        float *to = partial(saved, r);
+        memcpy(to, sums, static_cast<size_t>(stride) * 4);
+        to[stride] = row.highest;
+        to[stride + 1] = row.weight;
     }
 
     // Add a segment's results to the total of row r. A weight of 0 says that the row saw nothing of it.
@@ -227,18 +296,6 @@ struct Rows {
                ((index - block.first_segment) * rows + r) * (args.cache.value_stride + kPartialTail);
     }
 
-    void clear_partials(int64_t index) {
-        for (int64_t r = 0; r < rows; ++r) partial(index, r)[args.cache.value_stride + 1] = 0;
-    }
-
-    void save(int64_t index, int64_t r, const float *sums, const Softmax &row) {
-        const int64_t stride = args.cache.value_stride;
-        float *to = partial(index, r);
-        memcpy(to, sums, static_cast<size_t>(stride) * 4);
-        to[stride] = row.highest;
-        to[stride + 1] = row.weight;
-    }
-
     void merge_saved() {
         const int64_t stride = args.cache.value_stride;
         for (int64_t i = block.first_segment; i < block.first_segment + block.num_segments; ++i)
@@ -248,6 +305,7 @@ struct Rows {
             }
     }
 
+    template <class T>
     void finish() {
         const int64_t head_dim = args.cache.head_dim, stride = args.cache.value_stride;
         for (int64_t r = 0; r < rows; ++r) {
@@ -282,23 +340,18 @@ void attention_of(const AttentionArgs &args, const Context &context) {
         if (index >= args.num_tasks) return;
         const AttentionTask &task = args.tasks[index];
         AttentionBlock &block = args.blocks[task.block];
-        Rows<T, C> rows(args, block, work);
+        Rows<uses_dot<T, C>(), C> rows(args, block, work, task.segment);
+        rows.template read_queries<T>();
         if (task.segment < 0) {
-            for (int64_t i = block.first_segment; i < block.first_segment + block.num_segments; ++i)
-                rows.segment(i, [&](int64_t r, const float *sums, const Softmax &row) {
-                    rows.merge(r, sums, row.highest, row.weight);
-                });
+            for (int64_t i = block.first_segment; i < block.first_segment + block.num_segments; ++i) rows.segment(i);
         } else {
-            rows.clear_partials(task.segment);
-            rows.segment(task.segment, [&](int64_t r, const float *sums, const Softmax &row) {
-                rows.save(task.segment, r, sums, row);
-            });
+            rows.segment(task.segment);
             // Whoever is last has seen the results of the others.
             if (__atomic_sub_fetch(&block.pending, 1, __ATOMIC_ACQ_REL) != 0) continue;
             block.pending = block.num_segments;  // for the next layer that uses these tasks
             rows.merge_saved();
         }
-        rows.finish();
+        rows.template finish<T>();
     }
 }
 

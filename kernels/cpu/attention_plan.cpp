@@ -5,6 +5,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "convert.h"
 #include "numa.h"
@@ -41,21 +42,48 @@ KVCache layout(std::int64_t num_blocks, std::int64_t block_size, std::int64_t nu
     return cache;
 }
 
+// Bytes of so many blocks of a layer.
+std::int64_t bytes_of_blocks(const KVCache &cache, std::int64_t num_blocks) {
+    return num_blocks * cache.num_kv_heads * (cache.key_bytes + cache.value_bytes);
+}
+
 }  // namespace
 
 std::int64_t kv_bytes(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads,
                       std::int64_t head_dim, KVDtype dtype) {
-    const KVCache cache = layout(num_blocks, block_size, num_kv_heads, head_dim, dtype);
-    return num_blocks * num_kv_heads * (cache.key_bytes + cache.value_bytes);
+    return bytes_of_blocks(layout(num_blocks, block_size, num_kv_heads, head_dim, dtype), num_blocks);
+}
+
+KVMemory::KVMemory(Allocation memory, const KVCache &cache, std::int64_t offset)
+    : memory_(std::move(memory)), cache_(cache), num_bytes_(bytes_of_blocks(cache, cache.num_blocks)) {
+    cache_.keys = memory_.data + offset;
+    cache_.values = cache_.keys + kRunBlocks * cache_.num_kv_heads * cache_.key_bytes;
 }
 
 KVMemory::KVMemory(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
                    KVDtype dtype)
-    : cache_(layout(num_blocks, block_size, num_kv_heads, head_dim, dtype)) {
-    memory_ = allocate(static_cast<std::size_t>(kv_bytes(num_blocks, block_size, num_kv_heads, head_dim, dtype)));
-    place_by_turns(memory_);
-    cache_.keys = memory_.data;
-    cache_.values = memory_.data + num_blocks * num_kv_heads * cache_.key_bytes;
+    : KVMemory(of_layers(num_blocks, block_size, {{num_kv_heads, head_dim}}, dtype).front()) {}
+
+std::vector<KVMemory> KVMemory::of_layers(std::int64_t num_blocks, std::int64_t block_size,
+                                          const std::vector<KVHeads> &layers, KVDtype dtype) {
+    std::vector<KVCache> caches;
+    std::int64_t run_bytes = 0;
+    for (const KVHeads &heads : layers) {
+        caches.push_back(layout(num_blocks, block_size, heads.num_kv_heads, heads.head_dim, dtype));
+        run_bytes += bytes_of_blocks(caches.back(), kRunBlocks);
+    }
+    // Blocks that the last run lacks are never touched, so they take address space alone.
+    const std::int64_t num_runs = (num_blocks + kRunBlocks - 1) / kRunBlocks;
+    const Allocation memory = allocate(static_cast<std::size_t>(num_runs * run_bytes));
+    place_by_turns(memory);
+    std::vector<KVMemory> result;
+    std::int64_t offset = 0;
+    for (KVCache &cache : caches) {
+        cache.run_bytes = run_bytes;
+        result.push_back(KVMemory(memory, cache, offset));
+        offset += bytes_of_blocks(cache, kRunBlocks);
+    }
+    return result;
 }
 
 template <class Copy>
@@ -68,10 +96,10 @@ void KVMemory::each_piece(std::int64_t block, const Copy &copy) const {
     const std::int64_t row_bytes = cache_.head_dim * size + (has_scales ? 4 : 0);
     for (std::int64_t o = 0; o < tokens; ++o)
         for (std::int64_t h = 0; h < heads; ++h) {
-            const std::int64_t place = block * heads + h, lane = o % kKeyPanel;
+            const std::int64_t lane = o % kKeyPanel;
             const std::int64_t key_row = (o * heads + h) * row_bytes, value_row = key_row + tokens * heads * row_bytes;
-            char *panel = cache_.keys + place * cache_.key_bytes + o / kKeyPanel * cache_.key_panel_bytes;
-            char *values = cache_.values + place * cache_.value_bytes;
+            char *panel = keys_of(cache_, block, h) + o / kKeyPanel * cache_.key_panel_bytes;
+            char *values = values_of(cache_, block, h);
             for (std::int64_t d = 0; d < cache_.head_dim; ++d) {
                 const std::int64_t key_at = is_paired ? (d / 2 * kKeyPanel + lane) * 2 + d % 2 : d * kKeyPanel + lane;
                 const std::int64_t value_at = is_paired ? (o / 2 * cache_.value_stride + d) * 2 + o % 2

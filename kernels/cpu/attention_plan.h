@@ -9,16 +9,22 @@
 
 namespace headrace {
 
-// Owns the KV cache of one layer, zeroed.
+// Keys and values of one layer.
+struct KVHeads {
+    std::int64_t num_kv_heads, head_dim;
+};
+
+// Owns the KV cache of one layer, zeroed, or its share of one that holds several layers.
 class KVMemory {
   public:
     // Throws std::invalid_argument if block_size is no power of two or a size is below one.
     KVMemory(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
              KVDtype dtype);
+    static std::vector<KVMemory> of_layers(std::int64_t num_blocks, std::int64_t block_size,
+                                           const std::vector<KVHeads> &layers, KVDtype dtype);
 
     const KVCache &cache() const { return cache_; }
-    std::int64_t num_bytes() const { return static_cast<std::int64_t>(memory_.num_bytes); }
-    const void *data() const { return memory_.data; }
+    std::int64_t num_bytes() const { return num_bytes_; }
 
     // Copy one block from or to the canonical host layout [2, block_size, num_kv_heads, head_dim] (keys, values) in
     // the cache's dtype. Integers are bytes, followed by the four of their scale.
@@ -30,8 +36,11 @@ class KVMemory {
     template <class Copy>
     void each_piece(std::int64_t block, const Copy &copy) const;
 
+    KVMemory(Allocation memory, const KVCache &cache, std::int64_t offset);
+
     Allocation memory_;
     KVCache cache_;
+    std::int64_t num_bytes_;
 };
 
 std::int64_t kv_bytes(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads,

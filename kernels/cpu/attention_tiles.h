@@ -71,10 +71,10 @@ struct Vectors {
 
 // Queries and weights: pairs of bf16 in words with a dot product, floats without.
 
-// scores[r][position] for kTilePanels panels. query: [kRows][stride] words. scales_at: of i8, see KVCache.
-template <bool kDot, class C, int kRows>
+// scores[r][position] for kTilePanels panels. query: [kRows][stride] words. kScaled: times a scale for each key.
+template <bool kDot, class C, bool kScaled, int kRows>
 INLINE void score_panels(const uint32_t *query, int64_t stride, const char *const *panels, int64_t head_dim,
-                         [[maybe_unused]] int64_t scales_at, float *scores) {
+                         [[maybe_unused]] const float *const *scales, float *scores) {
     constexpr int kWidth = kTilePanels * kVecs;
     constexpr int kStep = Vectors<kDot, C, kWidth>::kParts;  // words of the query that a row of a panel meets
     const int64_t steps = (head_dim + positions_in_a_row<C>() - 1) / positions_in_a_row<C>();
@@ -90,9 +90,9 @@ INLINE void score_panels(const uint32_t *query, int64_t stride, const char *cons
                 for (int v = 0; v < kWidth; ++v)
                     acc[r][v] = mac<kDot>(acc[r][v], key.parts[i][v], query[r * stride + d * kStep + i]);
     }
-    if constexpr (__is_same(C, i8))
+    if constexpr (kScaled)
         for (int v = 0; v < kWidth; ++v) {
-            const V scale = load<V>(panels[v / kVecs] + scales_at + v % kVecs * kLanes * 4);
+            const V scale = load<V>(scales[v / kVecs] + v % kVecs * kLanes);
             for (int r = 0; r < kRows; ++r) acc[r][v] = acc[r][v] * scale;
         }
     for (int r = 0; r < kRows; ++r)
@@ -182,11 +182,9 @@ INLINE void weigh(float *scores, uint32_t *weights, int64_t begin, int64_t end, 
 }
 
 // i8: a row's weights of positions [begin, end) times the scales of the values, which are integers from here on.
-INLINE void scale_weights(uint32_t *weights, const char *const *panels, int64_t scales_at, int64_t begin, int64_t end) {
-    for (int64_t j = begin / kLanes * kLanes; j < end; j += kLanes) {
-        const char *scales = panels[j / kKeyPanel] + scales_at + (kKeyPanel + j % kKeyPanel) * 4;
-        store(weights + j, load<V>(weights + j) * load<V>(scales));
-    }
+INLINE void scale_weights(uint32_t *weights, const float *const *scales, int64_t begin, int64_t end) {
+    for (int64_t j = begin / kLanes * kLanes; j < end; j += kLanes)
+        store(weights + j, load<V>(weights + j) * load<V>(scales[j / kKeyPanel] + kKeyPanel + j % kKeyPanel));
 }
 
 // sums[r] = weights[r][j] * value j over j in [begin, end) of a segment, in ascending order, from vector `d` on.

@@ -146,19 +146,33 @@ struct MagnitudeArgs {
 // Columns of a row that act and elementwise give to a thread at once, so that one row is work for all threads too.
 constexpr int64_t kPiece = 256;
 
-// One layer's KV cache. All keys of a block and head are one run of memory, and so are all values; values lie as
-// [num_blocks, num_kv_heads, block_size, value_stride], or, for bf16, [.., block_size / 2, value_stride, 2], rounded
-// up. Keys lie in panels of 16 positions (fewer if a block is smaller): [num_blocks, num_kv_heads, panels, head_dim,
-// 16], or, for bf16, [.., head_dim / 2, 16, 2]. A panel of i8 ends with the scales of its keys, then those of its values.
+// Blocks of one layer that lie side by side, before those of the next layer: a start touches a few pages for all layers.
+constexpr int64_t kRunBlocks = 8;
+
+// One layer's KV cache, in runs of kRunBlocks blocks: their keys, then their values. All keys of a block and head are
+// one piece of memory, and so are all values; values of a run lie as [blocks, num_kv_heads, block_size, value_stride],
+// or, for bf16, [.., block_size / 2, value_stride, 2], rounded up. Keys lie in panels of 16 positions (fewer if a block
+// is smaller): [blocks, num_kv_heads, panels, head_dim, 16], or, for bf16, [.., head_dim / 2, 16, 2]. A panel of i8 ends
+// with the scales of its keys, then those of its values.
 struct KVCache {
-    char *keys, *values;
+    char *keys, *values;  // of block 0
     KVDtype dtype;
     int64_t num_blocks, block_size, num_kv_heads, head_dim;
     int64_t value_stride;           // head_dim rounded up to a vector; the padding is zero
     int64_t key_panel_bytes;        // of one panel, head_dim rounded up to even
     int64_t scales_at;              // i8: where the scales lie in a panel, in bytes
     int64_t key_bytes, value_bytes;  // of one block and head
+    int64_t run_bytes;               // from one run to the next, with those of other layers between
 };
+
+static inline char *keys_of(const KVCache &cache, int64_t block, int64_t head) {
+    return cache.keys + block / kRunBlocks * cache.run_bytes +
+           (block % kRunBlocks * cache.num_kv_heads + head) * cache.key_bytes;
+}
+static inline char *values_of(const KVCache &cache, int64_t block, int64_t head) {
+    return cache.values + block / kRunBlocks * cache.run_bytes +
+           (block % kRunBlocks * cache.num_kv_heads + head) * cache.value_bytes;
+}
 
 struct WriteKVArgs {
     KVCache cache;

@@ -361,6 +361,14 @@ NB_MODULE(_ops, m) {
               return packed_bytes(format_named(format), rows, cols, group);
           },
           "format"_a, "rows"_a, "cols"_a, "group"_a = 0);
+    m.def("kv_caches",
+          [](std::int64_t blocks, std::int64_t size, const std::vector<std::pair<std::int64_t, std::int64_t>> &layers,
+             const std::string &dtype) {
+              std::vector<KVHeads> heads;
+              for (const auto &[num_kv_heads, head_dim] : layers) heads.push_back({num_kv_heads, head_dim});
+              return KVMemory::of_layers(blocks, size, heads, kv_dtype_named(dtype));
+          },
+          "num_blocks"_a, "block_size"_a, "layers"_a, "dtype"_a);
     m.def("kv_bytes",
           [](std::int64_t blocks, std::int64_t size, std::int64_t heads, std::int64_t head_dim,
              const std::string &dtype) { return kv_bytes(blocks, size, heads, head_dim, kv_dtype_named(dtype)); },
@@ -389,10 +397,6 @@ NB_MODULE(_ops, m) {
                 const std::string &dtype) { new (self) KVMemory(blocks, size, heads, head_dim, kv_dtype_named(dtype)); },
              "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "dtype"_a)
         .def_prop_ro("num_bytes", &KVMemory::num_bytes)
-        .def_prop_ro("huge_page_bytes",
-                     [](const KVMemory &c) {
-                         return huge_page_bytes(c.data(), static_cast<std::size_t>(c.num_bytes()));
-                     })
         .def("read_block",
              [](const KVMemory &c, std::int64_t block, Out out) {
                  want_block(c, out);

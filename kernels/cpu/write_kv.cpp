@@ -44,10 +44,10 @@ void write_kv_of(const WriteKVArgs &args, const Context &context) {
         const int64_t token = item / cache.num_kv_heads, head = item % cache.num_kv_heads;
         const int64_t slot = args.slot_mapping[token];
         if (slot < 0) continue;
-        const int64_t place = slot / cache.block_size * cache.num_kv_heads + head, offset = slot % cache.block_size;
+        const int64_t block = slot / cache.block_size, offset = slot % cache.block_size;
         const T *key = static_cast<const T *>(args.key) + token * args.key_stride + head * cache.head_dim;
         const T *value = static_cast<const T *>(args.value) + token * args.value_stride + head * cache.head_dim;
-        char *panel = cache.keys + place * cache.key_bytes + offset / kKeyPanel * cache.key_panel_bytes;
+        char *panel = keys_of(cache, block, head) + offset / kKeyPanel * cache.key_panel_bytes;
         const int64_t lane = offset % kKeyPanel;
         float *scales = reinterpret_cast<float *>(panel + cache.scales_at) + lane;
         C *keys = reinterpret_cast<C *>(panel);
@@ -57,7 +57,7 @@ void write_kv_of(const WriteKVArgs &args, const Context &context) {
             round_key(keys + at, key[d]);
         }
         const int64_t step = __is_same(C, bf16) ? 2 : 1;  // positions side by side
-        C *values = reinterpret_cast<C *>(cache.values + place * cache.value_bytes) +
+        C *values = reinterpret_cast<C *>(values_of(cache, block, head)) +
                     offset / step * cache.value_stride * step + offset % step;
         const auto round_value = Rounding<T, C>::of(value, cache.head_dim, scales + kKeyPanel);
         for (int64_t d = 0; d < cache.head_dim; ++d) round_value(values + step * d, value[d]);

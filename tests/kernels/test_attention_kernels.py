@@ -1,6 +1,8 @@
 """Paged attention and write_kv against a dense oracle in float64, and their bits across batches and chunks."""
 
+import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -267,6 +269,36 @@ def test_blocks_of_integers_are_those_of_the_definition(kit: Any, tier: str, blo
     cache.read_block(0, again)
     assert np.array_equal(again, found)
     assert cache.num_bytes == ops.kv_bytes(4, block_size, 3, 37, "int8")
+
+
+def test_layers_in_one_memory_keep_apart(kit: Any) -> None:
+    layers = [(3, 5), (1, 16), (2, 64)]
+    caches, random = ops.kv_caches(19, 4, layers, "bfloat16"), np.random.default_rng(0)
+    written = {}
+    for layer, (heads, head_dim) in enumerate(layers):
+        for block in range(19):
+            values = kit.to_dtype(random.standard_normal((2, 4, heads, head_dim)), "bfloat16")
+            caches[layer].write_block(block, values)
+            written[layer, block] = values
+    for (layer, block), values in written.items():
+        found = np.zeros_like(values)
+        caches[layer].read_block(block, found)
+        assert np.array_equal(found, values), (layer, block)
+    sizes = [ops.kv_bytes(19, 4, heads, head_dim, "bfloat16") for heads, head_dim in layers]
+    assert [cache.num_bytes for cache in caches] == sizes
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
+def test_the_first_blocks_of_all_layers_take_few_pages() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident_bytes()
+    caches = ops.kv_caches(4096, 16, [(3, 64)] * 30, "float32")
+    token = np.ones((1, 3, 64), np.float32)
+    for cache in caches:
+        ops.write_kv(cache, token, token, np.zeros(1, np.int32))
+    assert resident_bytes() - before < 16 << 20  # two huge pages a layer would be 120 MiB
 
 
 def test_errors(kit: Any) -> None:

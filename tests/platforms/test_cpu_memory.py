@@ -189,13 +189,15 @@ def check_plan(folder: str, quantize: str, kv_dtype: str, **changes: Any) -> Non
 def test_memory_grows_by_what_is_planned(folder: str) -> None:
     """In a process of its own, by the system's count of its private pages."""
     program = f"""
-import re
+import ctypes, gc, re
 from headrace import LLM
 from headrace.core.weights.dummy import DummyParams
 def resident():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) << 10
 options = {OPTIONS!r}
 LLM({folder!r}, **options).close()  # what is allocated once: libraries, threads, the pool of dummy values
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)  # and what malloc keeps for the next who asks
 before = resident()
 llm = LLM({folder!r}, **options)
 print(resident() - before, llm.built.choices)

@@ -242,10 +242,10 @@ class NativeRunner(Runner):
                         dtype = "float32" if shape.is_float32 else STORED_DTYPES[self.config.dtype]
                         ref = StateRef(layer=layer, index=index)
                         states[ref] = np.zeros((num_slots, *shape.shape), dtype)
-                for layer, (num_kv_heads, head_dim) in group.attention_layers():
-                    caches[CacheRef(layer=layer, is_cross=group.kind == "cross")] = _ops.KVCache(
-                        count, self.config.block_size, num_kv_heads, head_dim, self._kv_dtype
-                    )
+                if group.heads:
+                    made = _ops.kv_caches(count, self.config.block_size, group.heads, self._kv_dtype)
+                    for layer, cache in zip(group.layer_indices, made, strict=True):
+                        caches[CacheRef(layer=layer, is_cross=group.kind == "cross")] = cache
             if self._images is not None:
                 self._images.make_room(self.config.num_image_rows)
             trace, biases = separate(self._trace, self._parts)
