@@ -246,8 +246,9 @@ def _check_message(index: int, message: object, takes_parts: bool, image_placeho
             plain["content"] = str(plain["refusal"])
     elif isinstance(content, list):
         is_image = [bool(image_placeholder) and part == {"type": "image"} for part in content]
+        reads = "text and images" if image_placeholder else "text"
         texts = [
-            image_placeholder if image else _text_of_part(part, wrong)
+            image_placeholder if image else _text_of_part(part, wrong, reads)
             for part, image in zip(content, is_image, strict=True)
         ]
         if not takes_parts:
@@ -262,12 +263,12 @@ def _check_message(index: int, message: object, takes_parts: bool, image_placeho
     return plain
 
 
-def _text_of_part(part: Any, wrong: Any) -> str:
+def _text_of_part(part: Any, wrong: Any, reads: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
     if kind not in ("text", "refusal"):
-        raise wrong(f"has a part of type {kind!r}; this model reads text only")
+        raise wrong(f"has a part of type {kind!r}; this model reads {reads} only")
     if not isinstance(part.get(kind), str):
         raise wrong(f"has a part of type {kind!r} whose {kind} is no text")
     return str(part[kind])

@@ -266,6 +266,12 @@ def test_wrong_messages(messages: Any, message: str) -> None:
         ChatTemplate(SMOLLM2).render(messages)
 
 
+def test_a_model_that_sees_refuses_what_is_no_image() -> None:
+    video = {"type": "video_url", "video_url": {"url": "x"}}
+    with pytest.raises(RequestError, match="'video_url'; this model reads text and images only"):
+        ChatTemplate(SMOLLM2).render([{"role": "user", "content": [video]}], image_placeholder="<image>")
+
+
 @pytest.mark.parametrize(
     ("template", "kind", "message"),
     [
