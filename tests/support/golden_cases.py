@@ -206,6 +206,7 @@ FLAGS = (
     Case("exaone4_full", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     Case("granite_biases", "granite", {"attention_bias": True, "mlp_bias": True}),
     Case("cohere_qk_norm", "cohere", {"use_qk_norm": True, "attention_bias": True}),
+    Case("cohere2_head_dim", "cohere2", {"sliding_window": 6, "head_dim": 24}),
     Case("stablelm_12b", "stablelm", {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True}),
     Case("starcoder2_window", "starcoder2", {"sliding_window": 6, "use_bias": False}),
     Case("persimmon_plain", "persimmon", {"qk_layernorm": False}),

@@ -10,9 +10,7 @@ WEIGHTS = LLAMA_NAMES
 
 
 def to_spec(config: HFConfig) -> ModelSpec:
-    """Command R; head_dim is hidden_size / num_heads whatever the config says, as in transformers."""
+    """Command R; layers without a window have no rope."""
     config = config.with_defaults(sliding_window=4096)
-    if "head_dim" in config:
-        config = config.replace(head_dim=None)
     spec = cohere_like(config, patterned_layer_types(config, config.size("sliding_window_pattern", 4)))
     return turn_only(spec, [layer.attn.window > 0 for layer in spec.layers])
