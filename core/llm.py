@@ -347,6 +347,8 @@ class LLM:
             return prepare_seq2seq(prompt, start, self.built.tokenizer)
         if isinstance(prompt, str):
             return PreparedPrompt(text=prompt, token_ids=self.tokenizer.encode(prompt))
+        if not isinstance(prompt, Mapping):
+            raise RequestError(f"a prompt is text or has prompt or prompt_token_ids, got {type(prompt).__name__}")
         token_ids: Any = prompt.get("prompt_token_ids")
         text: Any = prompt.get("prompt")
         if token_ids is None and not isinstance(text, str):

@@ -208,6 +208,8 @@ def test_bad_requests_say_why_and_harm_nothing(llm: LLM, prompt: Any, params: Sa
     with pytest.raises(RequestError) as caught:
         llm.generate([prompt], params)
     assert caught.value.code in (code, "invalid_sampling_params")
+    with pytest.raises(RequestError, match="a prompt is text or has prompt or prompt_token_ids, got int"):
+        llm.generate([5, 6])  # type: ignore[list-item]
     with pytest.raises(RequestError, match="prompt 1 of 2"):
         llm.generate(["fine", prompt], [LONG, params])
     free_blocks(llm)
