@@ -11,6 +11,7 @@ import torch
 
 from headrace import LLM, BeamSearchParams
 from headrace.core.errors import ConfigError
+from headrace.core.llm import Prompt
 from paged_seq2seq import SEQ2SEQ_CASES, make_seq2seq
 from tiny_checkpoints import save_tiny
 
@@ -87,7 +88,7 @@ def test_beams_of_decoders_are_those_of_transformers(tmp_path: Path) -> None:
     random, searches = np.random.default_rng(5), SEARCHES[:3]
     prompts = [random.integers(3, 97, length).tolist() for length in LENGTHS]
     with LLM(str(tmp_path), **OPTIONS) as llm:
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+        asked: list[Prompt] = [{"prompt_token_ids": prompt} for prompt in prompts]
         found = [llm.beam_search(asked, translate(options)) for options in searches]
         alone = llm.beam_search({"prompt_token_ids": prompts[1]}, translate(searches[0]))
     assert [beam.token_ids for beam in alone[0]] == [beam.token_ids for beam in found[0][1]]
@@ -117,15 +118,16 @@ def test_greedy_texts_go_by_what_a_checkpoint_asks_for(rules: dict[str, Any], tm
     folder, auto, random = make_seq2seq(case, tmp_path), AutoModelForSeq2SeqLM, np.random.default_rng(5)
     model: Any = auto.from_pretrained(folder, dtype=torch.float32).eval()
     prompts = [random.integers(3, 97, length).tolist() for length in LENGTHS]
-    plain = GenerationConfig(max_new_tokens=10, eos_token_id=1, pad_token_id=0, decoder_start_token_id=2)
+    make: Any = GenerationConfig
+    plain = make(max_new_tokens=10, eos_token_id=1, pad_token_id=0, decoder_start_token_id=2)
 
-    def theirs(config: GenerationConfig) -> list[list[int]]:
+    def theirs(config: Any) -> list[list[int]]:
         return [model.generate(torch.tensor([prompt]), generation_config=config)[0].tolist() for prompt in prompts]
 
     unruled = theirs(plain)
     if "bad_words_ids" in rules:
         rules = {**rules, "bad_words_ids": [unruled[0][3:4], unruled[1][3:5]]}
-    ruled = GenerationConfig(**{**plain.to_dict(), **rules})
+    ruled = make(**{**plain.to_dict(), **rules})
     ruled.save_pretrained(folder)
     expected = theirs(ruled)
     assert expected != unruled
