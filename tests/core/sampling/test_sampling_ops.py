@@ -1,6 +1,7 @@
 """The definitions in core/ops/sampling.py against transformers' warpers, float64 numpy and a hash in plain Python."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -81,17 +82,22 @@ def kept_by(logits: torch.Tensor, *warpers: LogitsProcessor) -> torch.Tensor:
 
 def sampled_tokens(logits: torch.Tensor, count: int, **filters: float) -> torch.Tensor:
     """Tokens drawn at `count` positions from each row: [rows, count]."""
-    rows = logits.shape[0]
-    columns = {name: floats([filters.get(name, 1.0)] * rows) for name in ("temperature",)}
-    top_k = ints([int(filters["top_k"])] * rows) if "top_k" in filters else None
-    top_p = floats([filters["top_p"]] * rows) if "top_p" in filters else None
-    min_p = floats([filters["min_p"]] * rows) if "min_p" in filters else None
-    seeds = ints(range(rows))
-    drawn = [
-        ops.sample(logits, seeds, ints([position] * rows), columns["temperature"], top_k, top_p, min_p)
-        for position in range(count)
-    ]
-    return torch.stack(drawn, 1).long()
+    # All positions of a row side by side: noise depends on seed and position alone.
+    rows, num_draws = logits.shape[0], logits.shape[0] * count
+
+    def column(name: str, make: Callable[[list[Any]], Any]) -> Any:
+        return make([filters[name]] * num_draws) if name in filters else None
+
+    drawn: torch.Tensor = ops.sample(
+        logits.repeat_interleave(count, 0),
+        ints([row for row in range(rows) for _ in range(count)]),
+        ints([*range(count)] * rows),
+        floats([filters.get("temperature", 1.0)] * num_draws),
+        column("top_k", ints),
+        column("top_p", floats),
+        column("min_p", floats),
+    )
+    return drawn.reshape(rows, count).long()
 
 
 @pytest.mark.parametrize(
