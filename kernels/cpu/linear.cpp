@@ -8,8 +8,6 @@ void linear_many(const LinearArgs &, const Context &);
 
 namespace {
 
-constexpr int64_t kFewTokens = 5;  // at most so many take a panel one after another
-
 // Each panel is read from memory for the first token and from the cache for the others. Scratch: words of x.
 
 template <class Reader, class T>

@@ -20,9 +20,6 @@ constexpr int64_t kStepBytes = kStepWords * kPanel * 4;      // of a panel
 constexpr int64_t kSumBytes = kTilePanels * kPanel * 4;      // of one row
 constexpr int64_t kBlockRows = 128;                          // tokens that share one pass over the weights
 constexpr int64_t kPieceSteps = 64;                          // at a time: a block's rows of so many stay in L2
-constexpr int64_t kPad = 16;                                 // words behind a row's copy
-constexpr int64_t kBadStride = 512;                          // words, as in linear_many.cpp
-constexpr int64_t kFewTokens = 5;                            // of int8
 static_assert(kLanes == kPanel && kVecs == 1);
 
 // Scratch: words of x [block rows][padded words + kPad], the last step of two panels if it is not whole, sums

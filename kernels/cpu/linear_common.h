@@ -15,6 +15,11 @@ namespace {
 constexpr int kVecs = kPanel / kLanes;  // vectors that hold a number for each row of a panel
 constexpr int kChains = 4;
 constexpr int64_t kPrefetch = 4096;  // bytes ahead in the stream of weights
+constexpr int64_t kFewTokens = 5;    // at most so many take a panel one after another
+
+// Words behind a row's copy: rows that are apart by a multiple of 2 KiB would fight for the same few lines of L1.
+constexpr int64_t kPad = 16;
+constexpr int64_t kBadStride = 512;
 
 // ---- readers: a packed panel as words, four (one for each chain) at a time --------------------------------------
 // Each has: Word (V or I), Acc, kColumns (columns in a word), kIsCheap (reading costs less than a tile's detour), kIsRaw

@@ -17,10 +17,6 @@ constexpr int64_t kTileBytes = kTilePanels * kPanel * 4;
 constexpr int64_t kBlockRows = kLanes == 4 ? 64 : 120;  // tokens that share one pass over the weights
 constexpr int64_t kPieceWords = kLanes == 8 ? 320 : 512;  // of a row, at a time
 
-// Behind a row's copy: rows that are apart by a multiple of 2 KiB would fight for the same few lines of L1.
-constexpr int64_t kPad = 16;
-constexpr int64_t kBadStride = 512;
-
 // Scratch: words of x [block rows][words + kPad], a piece of a tile of panels [panel][piece words][kPanel], sums
 // [block rows][chain][tile], scales of x [block rows].
 struct Layout {
