@@ -7,21 +7,15 @@ from .config import DTYPES, KV_DTYPES, EngineConfig
 from .engine.build import Model, describe_model, model_bytes
 from .engine.resolve import (
     image_bytes,
-    resolve_block_size,
-    resolve_budget,
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
-    resolve_image_rows,
-    resolve_kv_dtype,
-    resolve_length,
+    resolve_runner,
 )
 from .errors import CapacityError
 from .hub import LocalModel, resolve_config
-from .kv.groups import kv_groups
 from .kv.sizing import request_bytes
 from .models.declare import declare_params
-from .models.spec import ModelSpec
 from .platform import Caps, Device, KVPlan, Memory, RunnerConfig
 from .units import format_bytes
 from .weights.quantize import Scheme, packed_bytes
@@ -127,9 +121,8 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
     if target.device is not None:
         resolve_gaps(target.device, spec)
     dtype = resolve_dtype(config.model.dtype, spec, target.caps, blocked=model.gguf is not None)
-    length = resolve_length(config, spec)
-    config = resolve_budget(config, spec, target.caps, length)
-    runner_config = _runner_config(config, spec, target, dtype.value, length)
+    runner_config = resolve_runner(config, spec, target.caps, dtype.value)
+    config, length = runner_config.engine, runner_config.max_model_len
     groups, kv = runner_config.groups, _kv_plan(runner_config, target)
     weights, looked_up = model_bytes(model, config, dtype.value, target.caps, target.packed_bytes)
     num_blocks: Sequence[int] = [0] * len(groups)
@@ -189,21 +182,6 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
         total_bytes=target.memory.total_bytes,
         problem=problem,
         remedies=remedies,
-    )
-
-
-def _runner_config(config: EngineConfig, spec: ModelSpec, target: Target, dtype: str, length: int) -> RunnerConfig:
-    return RunnerConfig(
-        spec=spec,
-        dtype=dtype,
-        groups=kv_groups(spec, length),
-        block_size=resolve_block_size(config.kv.block_size, target.caps),
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_batched_tokens=config.scheduler.budget,
-        max_model_len=length,
-        engine=config,
-        kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, target.caps),
-        num_image_rows=resolve_image_rows(config, spec, length),
     )
 
 

@@ -16,7 +16,7 @@ from ..devices import open_device
 from ..errors import CapacityError, ModelError, RequestError
 from ..hub import LocalModel, is_default, resolve_config, resolve_model, resolve_tokenizer
 from ..kv.block_manager import BlockManager
-from ..kv.groups import cross_group, kv_groups
+from ..kv.groups import cross_group
 from ..models.config import HFConfig, read_config
 from ..models.declare import declare_params
 from ..models.gguf_config import config_from_gguf, with_gguf_pooler
@@ -67,14 +67,10 @@ from .resolve import (
     image_bytes,
     param_bytes,
     quantization_gaps,
-    resolve_block_size,
-    resolve_budget,
     resolve_capacity,
     resolve_dtype,
     resolve_gaps,
-    resolve_image_rows,
-    resolve_kv_dtype,
-    resolve_length,
+    resolve_runner,
     stored_bytes,
 )
 
@@ -276,20 +272,8 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         if any(gap.feature == "images" for gap in gaps):
             model = describe_model(config, report, with_images=False)
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
-        length = resolve_length(config, model.spec)
-        config = resolve_budget(config, model.spec, device.caps, length)
-        runner_config = RunnerConfig(
-            spec=model.spec,
-            dtype=dtype.value,
-            groups=kv_groups(model.spec, length),
-            block_size=resolve_block_size(config.kv.block_size, device.caps),
-            max_num_seqs=config.scheduler.max_num_seqs,
-            max_num_batched_tokens=config.scheduler.budget,
-            max_model_len=length,
-            engine=config,
-            kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, device.caps),
-            num_image_rows=resolve_image_rows(config, model.spec, length),
-        )
+        runner_config = resolve_runner(config, model.spec, device.caps, dtype.value)
+        config = runner_config.engine
         runner = device.runner(runner_config)
         cleanup.callback(runner.close)
         needed, _ = model_bytes(model, config, dtype.value, device.caps, device.packed_bytes, tp_size=device.tp_size)

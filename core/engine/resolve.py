@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..config import EngineConfig
 from ..errors import CapacityError, ConfigError, Unsupported
-from ..kv.groups import KVGroup
+from ..kv.groups import KVGroup, kv_groups
 from ..kv.sizing import KVSize, request_bytes, size_kv
 from ..models.declare import declare_params
 from ..models.heads import computes_in_one_step
@@ -241,6 +241,25 @@ def resolve_capacity(
         max_num_seqs=scheduler.max_num_seqs,
     )
     return Capacity(max_model_len=length, kv=kv, reason=reason)
+
+
+def resolve_runner(config: EngineConfig, spec: ModelSpec, caps: Caps, dtype: str) -> RunnerConfig:
+    """What a runner is asked for before the memory is known; its `engine` is the configuration with the budget of a
+    step. Raises as those of its parts do."""
+    length = resolve_length(config, spec)
+    config = resolve_budget(config, spec, caps, length)
+    return RunnerConfig(
+        spec=spec,
+        dtype=dtype,
+        groups=kv_groups(spec, length),
+        block_size=resolve_block_size(config.kv.block_size, caps),
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.budget,
+        max_model_len=length,
+        engine=config,
+        kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, caps),
+        num_image_rows=resolve_image_rows(config, spec, length),
+    )
 
 
 def resolve_image_rows(config: EngineConfig, spec: ModelSpec, length: int) -> int:
