@@ -79,9 +79,12 @@ async def _prompts(server: "Server", body: CompletionRequest) -> list[tuple[str 
     encoded = iter(await server.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens is not False))
     found: list[tuple[str | None, list[int]]] = []
     for prompt in given:
-        token_ids = next(encoded) if isinstance(prompt, str) else prompt
+        if not isinstance(prompt, str):
+            found.append((None, prompt))
+            continue
+        token_ids = next(encoded)
         kept = cut(token_ids)
-        found.append((prompt if isinstance(prompt, str) and len(kept) == len(token_ids) else None, kept))
+        found.append((prompt if len(kept) == len(token_ids) else None, kept))
     return found
 
 
