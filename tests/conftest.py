@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -42,3 +43,14 @@ def pytest_configure(config: pytest.Config) -> None:
         import torch
 
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Two threads on a shared machine made a forward pass of torch a hundred times slower."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

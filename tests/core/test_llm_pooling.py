@@ -1,7 +1,7 @@
 """Embeddings, classes and scores through the whole engine, against transformers on tiny random checkpoints."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from headrace import LLM, PoolingParams
 from headrace.core.errors import ConfigError, ModelError, RequestError
 from tiny_tokenizers import CORPUS, train_byte_level
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 AnyFloats = npt.NDArray[np.floating[Any]]
 TINY: dict[str, Any] = dict(
     vocab_size=500, hidden_size=64, intermediate_size=88, num_hidden_layers=2, num_attention_heads=4,
@@ -25,15 +27,6 @@ DECODER: dict[str, Any] = dict(num_key_value_heads=2, head_dim=16, max_position_
 OPTIONS: dict[str, Any] = dict(device="reference", dtype="float32")
 LENGTHS = (23, 1, 40, 9, 17, 33)
 TOLERANCE = 2e-5
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on a shared machine made a forward pass a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # ---- embeddings -----------------------------------------------------------------------------------------------

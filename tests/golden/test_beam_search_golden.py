@@ -1,7 +1,6 @@
 """Beams through the whole engine, against transformers' generate."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from headrace.core.llm import Prompt
 from paged_seq2seq import SEQ2SEQ_CASES, make_seq2seq
 from tiny_checkpoints import save_tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LENGTHS = (3, 17)
 OPTIONS: dict[str, Any] = dict(device="reference", dtype="float32", skip_tokenizer_init=True, block_size=4)
 SEARCHES: tuple[dict[str, Any], ...] = (
@@ -23,15 +24,6 @@ SEARCHES: tuple[dict[str, Any], ...] = (
     dict(num_beams=4, max_new_tokens=8, length_penalty=0.6, early_stopping="never", no_repeat_ngram_size=2),
     dict(num_beams=2, max_new_tokens=4, forced_eos_token_id=2),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on a shared machine made a forward pass a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def translate(options: dict[str, Any]) -> BeamSearchParams:

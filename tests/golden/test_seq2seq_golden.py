@@ -1,6 +1,5 @@
 """Greedy tokens of encoder-decoder models through the whole engine, against transformers' generate."""
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from headrace.core.errors import RequestError
 from headrace.core.stages import EncoderInput
 from paged_seq2seq import NUM_FRAMES, SEQ2SEQ_CASES, load_oracle, make_seq2seq
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 NUM_TOKENS = 16
 LENGTHS = (3, 40, 17, 16, 1, 25)
 REPRESENTATIVES = ("t5", "whisper")
@@ -23,14 +24,6 @@ PARAMS = [
     case.name if case.name in REPRESENTATIVES else pytest.param(case.name, marks=pytest.mark.slow)
     for case in SEQ2SEQ_CASES
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=PARAMS)

@@ -10,18 +10,11 @@ from headrace import LLM, SamplingParams
 from headrace.core.errors import RequestError
 from vision_cases import NUM_TOKENS, VISION_CASES, VisionOracle, VisionPrompt, picture
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 REPRESENTATIVES = ("llava", "qwen2_5_vl")
 """Cases of the default run; the full run takes all."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on a shared machine made a forward pass a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(

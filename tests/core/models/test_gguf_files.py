@@ -1,10 +1,8 @@
 """GGUF files of every architecture against transformers' logits: names, rearranged numbers, metadata."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import encoder_cases
 from gguf_cases import GGUF_CASES
@@ -33,17 +31,10 @@ from paged_seq2seq import (
     seq2seq_logits,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ENCODERS = {f"e_{case.name}": case for case in encoder_cases.CASES}
 SEQ2SEQ = {f"s_{case.name}": case for case in SEQ2SEQ_CASES}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on a shared machine made a forward pass a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def load_gguf(file: Path) -> tuple[ModelSpec, dict[str, Array]]:

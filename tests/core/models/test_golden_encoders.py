@@ -1,7 +1,6 @@
 """Every encoder against transformers: tiny random checkpoints, read from files, hidden states in float32."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +19,10 @@ from headrace.core.weights.open import open_weights
 from headrace.core.weights.source import HostTensor
 from paged_encoder import OPS, Encoder, make_inputs, theirs_inputs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 2e-4
 """Largest difference of hidden states over their standard deviation; float32 noise is below 2e-5."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on a shared machine made a forward pass a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

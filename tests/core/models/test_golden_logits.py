@@ -1,6 +1,5 @@
 """Every family against transformers: tiny random checkpoints, read from files, logits compared in float32."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,7 @@ from paged_model import (
     make_sequences,
 )
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on a shared machine made a forward pass a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -1,6 +1,5 @@
 """The language model inside a multimodal checkpoint against the whole model of transformers, given text alone."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,7 @@ from headrace.core.models.wrappers import WRAPPERS
 from paged_model import load_folder
 from wrapper_cases import WRAPPER_CASES, WrapperCase, check_text, make_wrapper
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on a shared machine made a forward pass a hundred times slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("case", [case for case in WRAPPER_CASES if case.is_reversible], ids=str)
