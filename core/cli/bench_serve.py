@@ -7,7 +7,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,15 +205,21 @@ async def run_round(
             for _ in range(level.concurrency):
                 group.create_task(user())
         else:
-            numbers = random.Random(seed)
             due_s = started_s
-            for request in pending:
+            for request, gap_s in zip(pending, poisson_gaps(level.rate, seed), strict=False):
                 group.create_task(send(request))
-                due_s += numbers.expovariate(level.rate)
+                due_s += gap_s
                 await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
     cpu_s = time.process_time() - cpu_s
     wall_s = max((sample.ended_s for sample in samples), default=started_s) - started_s
     return Round(wall_s=wall_s, cpu_s=cpu_s, samples=samples)
+
+
+def poisson_gaps(rate: float, seed: int) -> Iterator[float]:
+    """Seconds from each arrival to the next, for ever, of a Poisson process of `rate` arrivals a second."""
+    numbers = random.Random(seed)
+    while True:
+        yield numbers.expovariate(rate)
 
 
 def figures(round_: Round, goodput: Goodput | None) -> dict[str, Any]:

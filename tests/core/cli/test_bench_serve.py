@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from headrace.core.cli.bench_serve import (
     figures,
     mixed,
     percentiles,
+    poisson_gaps,
     ratios,
     read_requests,
     run_round,
@@ -183,27 +186,27 @@ def test_ratios_say_how_many_times_better() -> None:
 
 
 def arrivals(level: Level, count: int, hold_s: float) -> tuple[list[float], int]:
-    """When requests arrive at a server that answers each after hold_s, and how many were there at a time."""
-    times: list[float] = []
+    """How long after the start each request was sent to a server that answers after hold_s, and how many were there
+    at a time."""
     now = most = 0
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal now, most
         await read_request(reader)
-        times.append(asyncio.get_running_loop().time())
         now += 1
         most = max(most, now)
         await asyncio.sleep(hold_s)
         now -= 1
         writer.write(HEAD + chunk(token("a")) + DONE)
 
-    async def use(target: Target) -> Round:
+    async def use(target: Target) -> tuple[float, Round]:
         requests = synthetic(count, 3, 1, 0, vocab_size=100, seed=0)
-        return await run_round(target, level, requests, common={"model": "m"}, seed=3, timeout_s=10)
+        started_s = time.perf_counter()
+        return started_s, await run_round(target, level, requests, common={"model": "m"}, seed=3, timeout_s=60)
 
-    done: Round = asyncio.run(with_server(handler, use))
+    started_s, done = asyncio.run(with_server(handler, use))
     assert len(done.samples) == count and not any(sample.error for sample in done.samples)
-    return times, most
+    return sorted(sample.started_s - started_s for sample in done.samples), most
 
 
 def test_fixed_concurrency() -> None:
@@ -211,12 +214,20 @@ def test_fixed_concurrency() -> None:
     assert len(times) == 23 and most == 5
 
 
+def test_poisson_gaps() -> None:
+    gaps = np.array(list(itertools.islice(poisson_gaps(400, seed=3), 20_000)))
+    # Exponential: mean and standard deviation are 1 / rate, a share of exp(-x) is longer than x / rate.
+    assert gaps.mean() == pytest.approx(1 / 400, rel=0.03) and gaps.std() == pytest.approx(1 / 400, rel=0.03)
+    for x in (0.1, 1, 3):
+        assert (gaps > x / 400).mean() == pytest.approx(np.exp(-x), abs=0.01)
+    assert abs(np.corrcoef(gaps[:-1], gaps[1:])[0, 1]) < 0.03
+
+
 def test_poisson_arrivals() -> None:
     times, most = arrivals(Level(rate=400), 200, 0.05)
-    gaps = np.diff(times)
-    # Exponential gaps: mean and standard deviation are both 1 / rate (sleeping adds a little on a busy machine).
-    assert 1 / 400 * 0.75 < gaps.mean() < 1 / 400 * 2.5
-    assert 0.5 < gaps.std() / gaps.mean() < 2.5
+    due = [0.0, *itertools.accumulate(itertools.islice(poisson_gaps(400, seed=3), 199))]
+    # A busy machine sends late, and nothing sends early. Answers are not waited for.
+    assert all(time_s > due_s - 1e-3 for time_s, due_s in zip(times, due, strict=True))
     assert most > 5
 
 
