@@ -1,15 +1,17 @@
 """config.json as data: its keys with clear errors, old and new spellings made one. No transformers here."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import ModelError, ModelNotFound
 from ..suggest import did_you_mean
 
 CONFIG_FILE = "config.json"
 _REQUIRED: Final = object()
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _MAX_LAYERS = 10_000
 
 
@@ -209,6 +211,31 @@ class HFConfig:
 
     def _wrong(self, name: str, value: object, wanted: str) -> ModelError:
         return ModelError(f"{name} in {self.file} must be {wanted}, got {value!r}")
+
+
+_T = TypeVar("_T")
+Read: TypeAlias = _T | Callable[[HFConfig], _T]
+"""A value, or what a function makes of the config."""
+
+
+def flag(name: str, default: bool = False) -> Callable[[HFConfig], bool]:
+    """Reads true or false under a key."""
+    return lambda config: config.boolean(name, default)
+
+
+def number(name: str, default: float, *, null: Any = _REQUIRED) -> Callable[[HFConfig], float]:
+    """Reads a number under a key."""
+    return lambda config: config.number(name, default, null=null)
+
+
+def read(value: Any, config: HFConfig) -> Any:
+    """A value, or what a function makes of the config."""
+    return value(config) if callable(value) else value
+
+
+def read_all(values: Mapping[str, Any], config: HFConfig) -> dict[str, Any]:
+    """The same for each value."""
+    return {name: read(value, config) for name, value in values.items()}
 
 
 def read_config(folder: Path) -> HFConfig:

@@ -1,12 +1,12 @@
 """What models with multi-head latent attention share (DeepSeek-V2): the spec read from a config, and names."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from ..weights.names import Stored
-from .config import HFConfig
-from .llama_like import llama_like, replace_attention, turn_pairs
+from .config import HFConfig, Read, flag, read
+from .llama_like import llama_like, replace_attention
 from .spec import LatentSpec, ModelSpec, NormSpec
 
 LATENT: Mapping[str, str | Stored] = {
@@ -18,18 +18,16 @@ LATENT: Mapping[str, str | Stored] = {
     "attn.kv_b_proj": "self_attn.kv_b_proj",
 }
 """Names of what a latent adds to Llama's attention."""
+_PAIRS = flag("rope_interleave", True)
 
 
-def latent_like(config: HFConfig, *, rms_norm_eps: float = 1e-6, in_pairs: bool = True) -> ModelSpec:
-    """Llama with latent attention. in_pairs: rope turns neighbours, unless `rope_interleave` says otherwise."""
+def latent_like(
+    config: HFConfig, *, rms_norm_eps: float = 1e-6, pairs: Read[bool] = _PAIRS, **options: Any
+) -> ModelSpec:
+    """Llama with latent attention. pairs: rope turns neighbours; options: as `llama_like` takes them."""
     rope_dim, nope_dim = config.size("qk_rope_head_dim"), config.size("qk_nope_head_dim")
     num_heads, rank = config.size("num_attention_heads"), config.size("kv_lora_rank")
     config = config.replace(head_dim=rope_dim, num_key_value_heads=num_heads)
-    spec = llama_like(config, rms_norm_eps=rms_norm_eps)
-    scale, rope = (nope_dim + rope_dim) ** -0.5, spec.layers[0].attn.rope
-    if rope is not None and rope.scaling is not None and rope.scaling.mscale_all_dim and rope.scaling.factor > 1:
-        # DeepSeek's YaRN scales scores, where others scale cosines and sines.
-        scale *= (0.1 * rope.scaling.mscale_all_dim * math.log(rope.scaling.factor) + 1) ** 2
     bias = config.boolean("attention_bias", False)
     latent = LatentSpec(
         q_lora_rank=config.integer("q_lora_rank", null=0),
@@ -40,6 +38,12 @@ def latent_like(config: HFConfig, *, rms_norm_eps: float = 1e-6, in_pairs: bool 
         norm=NormSpec(eps=1e-6),  # whatever the config says of other norms
         bias=bias,
     )
-    spec = replace_attention(spec, num_kv_heads=1, head_dim=rank + rope_dim, scale=scale, latent=latent, o_bias=bias)
-    spec = turn_pairs(spec) if config.boolean("rope_interleave", in_pairs) else spec
-    return dataclasses.replace(spec, model_type=config.model_type)
+    attn = {"num_kv_heads": 1, "head_dim": rank + rope_dim, "scale": (nope_dim + rope_dim) ** -0.5, "latent": latent}
+    options = {"attn": {**attn, "o_bias": bias}, "in_pairs": read(pairs, config), **options}
+    spec = llama_like(config, rms_norm_eps=rms_norm_eps, **options)
+    rope = spec.layers[0].attn.rope
+    if rope is not None and rope.scaling is not None and rope.scaling.mscale_all_dim and rope.scaling.factor > 1:
+        # DeepSeek's YaRN scales scores, where others scale cosines and sines.
+        factor = (0.1 * rope.scaling.mscale_all_dim * math.log(rope.scaling.factor) + 1) ** 2
+        spec = replace_attention(spec, scale=spec.layers[0].attn.scale * factor)
+    return spec

@@ -2,12 +2,23 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ModelError
 from ..suggest import did_you_mean
-from .config import HFConfig
-from .spec import Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, RopeScaling, RopeSpec
+from .config import NOTHING, HFConfig, Read, read, read_all
+from .spec import (
+    Activation,
+    AttentionSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+    NormOver,
+    NormSpec,
+    RopeScaling,
+    RopeSpec,
+)
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu",
@@ -21,17 +32,35 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 def llama_like(
     config: HFConfig,
     *,
-    layer_types: Sequence[str] = (),
+    layer_types: Read[Sequence[str]] = (),
     activation_key: str = "hidden_act",
     rms_norm_eps: float = 1e-6,
-    norm: NormSpec | None = None,
+    norm: Read[NormSpec | None] = None,
+    attn_bias: Read[bool] = False,
+    qkv_bias: Read[bool] = False,
+    mlp_bias: Read[bool] = False,
+    qk_norm: Read[NormOver | None] = None,
+    in_pairs: bool = False,
+    has_rope: Read[Literal["all", "none", "sliding"] | Sequence[bool]] = "all",
+    moe: Read[MoeSpec | None] = None,
+    is_sparse: Read[Sequence[bool]] = (),
+    attn: Mapping[str, Any] = NOTHING,
+    mlp: Mapping[str, Any] = NOTHING,
+    layer: Mapping[str, Any] = NOTHING,
+    **model: Any,
 ) -> ModelSpec:
     """The spec of Llama with this config's sizes: RMS norms before attention and feed-forward, gated SiLU, rope.
 
-    layer_types: FULL or SLIDING for each layer, SLIDING taking the config's `sliding_window`; empty: all full.
-    norm: other norms.
+    All else says how a family differs, each a value or a function of the config (`flag`, `number`). layer_types:
+    FULL or SLIDING for each layer, SLIDING taking the config's `sliding_window`; empty: all full. norm: other norms.
+    attn_bias: on all four projections of attention; qkv_bias: on query, key and value; mlp_bias: on those of
+    feed-forward blocks. qk_norm: query and key are normalised as the stream is, over that. in_pairs: rope turns
+    neighbours, as GPT-J's. has_rope: which layers turn heads. moe: experts in the place of feed-forward blocks, in
+    all layers or where is_sparse says so. attn, mlp, layer, model: fields of the specs of all layers and of the
+    model.
     Raises ModelError for a missing or impossible value.
     """
+    config = config.with_defaults(**{activation_key: "silu"})
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     num_layers = config.num_layers()
     num_kv_heads = config.size("num_key_value_heads", num_heads)
@@ -41,35 +70,60 @@ def llama_like(
             f"num_attention_heads ({num_heads}) in {config.file} is no multiple of "
             f"num_key_value_heads ({num_kv_heads})"
         )
-    kinds = tuple(layer_types) or (FULL,) * num_layers
+    kinds = tuple(read(layer_types, config)) or (FULL,) * num_layers
     if len(kinds) != num_layers:
         raise ModelError(f"{config.file} has {num_layers} layers, but layer_types names {len(kinds)}")
+    norm = read(norm, config) or NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps))
+    o_bias, over = read(attn_bias, config), read(qk_norm, config)
+    alike: dict[str, Any] = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "scale": head_dim**-0.5,
+        "qkv_bias": o_bias or read(qkv_bias, config),
+        "o_bias": o_bias,
+        "qk_norm": norm if over else None,
+        "qk_norm_over": over or "head",
+        **read_all(attn, config),
+    }
     attention: dict[str, AttentionSpec] = {}
     for kind in dict.fromkeys(kinds):
         if kind not in (FULL, SLIDING):
             raise ModelError(f"layer_types in {config.file} holds {kind!r}; known are {FULL} and {SLIDING}")
+        rope = read_rope(config, head_dim, kind)
         attention[kind] = AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            rope=read_rope(config, head_dim, kind),
+            rope=dataclasses.replace(rope, interleaved=in_pairs),
             window=config.integer("sliding_window") if kind == SLIDING else 0,
+            **alike,
         )
-    mlp = MlpSpec(
-        intermediate_size=config.size("intermediate_size"), activation=read_activation(config, activation_key)
+    block = MlpSpec(
+        **{
+            "intermediate_size": config.size("intermediate_size"),
+            "activation": read_activation(config, activation_key),
+            "bias": read(mlp_bias, config),
+            **read_all(mlp, config),
+        }
     )
-    return ModelSpec(
+    spec = ModelSpec(
         model_type=config.model_type,
         vocab_size=config.size("vocab_size"),
         hidden_size=hidden_size,
-        max_position_embeddings=_context_length(config, [attn.rope for attn in attention.values()]),
-        layers=tuple(LayerSpec(attn=attention[kind], mlp=mlp) for kind in kinds),
-        norm=norm or NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps)),
+        max_position_embeddings=_context_length(config, [each.rope for each in attention.values()]),
+        layers=tuple(LayerSpec(attn=attention[kind], mlp=block, **read_all(layer, config)) for kind in kinds),
+        norm=norm,
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         dtype=config.dtype,
         num_further_layers=config.integer("num_nextn_predict_layers", 0, null=0),
     )
+    turned = read(has_rope, config)
+    if turned in ("none", "sliding"):
+        turned = [turned == "sliding" and each.attn.window > 0 for each in spec.layers]
+    spec = spec if turned == "all" else turn_only(spec, turned)
+    if (experts := read(moe, config)) is not None:
+        flags = read(is_sparse, config) or [True] * num_layers
+        layers = zip(spec.layers, flags, strict=True)
+        model["layers"] = tuple(dataclasses.replace(each, moe=experts) if flag else each for each, flag in layers)
+    return dataclasses.replace(spec, **read_all(model, config))
 
 
 def windowed_layer_types(config: HFConfig) -> Sequence[str]:
@@ -82,15 +136,27 @@ def windowed_layer_types(config: HFConfig) -> Sequence[str]:
     return tuple(SLIDING if i >= first else FULL for i in range(num_layers))
 
 
+def all_slide(config: HFConfig) -> Sequence[str]:
+    """All layers slide, unless `sliding_window` is null or 0."""
+    return [SLIDING if config.integer("sliding_window", null=0) else FULL] * config.num_layers()
+
+
 def patterned_layer_types(config: HFConfig, period: int, *, full: int = -1) -> Sequence[str]:
     """Layer types as listed, or else all sliding but for the one at place `full` of each `period` layers."""
     listed, num_layers = config.texts("layer_types"), config.num_layers()
     return listed or tuple(FULL if i % period == full % period else SLIDING for i in range(num_layers))
 
 
-def layer_norm(config: HFConfig, key: str = "layer_norm_eps", eps: float = 1e-5, *, bias: bool = True) -> NormSpec:
+def rms_norm(config: HFConfig, eps: float = 1e-6, *, weight: bool = True, plus_one: bool = False) -> NormSpec:
+    """An RMS norm whose epsilon the config states."""
+    return NormSpec(eps=config.number("rms_norm_eps", eps), weight=weight, plus_one=plus_one)
+
+
+def layer_norm(
+    config: HFConfig, key: str = "layer_norm_eps", eps: float = 1e-5, *, bias: bool = True, plus_one: bool = False
+) -> NormSpec:
     """A layer norm whose epsilon the config states under `key`."""
-    return NormSpec(kind="layer", eps=config.number(key, eps), bias=bias)
+    return NormSpec(kind="layer", eps=config.number(key, eps), bias=bias, plus_one=plus_one)
 
 
 def replace_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ModelError
-from .config import HFConfig
+from .config import HFConfig, read_all
 from .llama_like import read_activation
 from .spec import MlpSpec, ModelSpec, MoeSpec
 
@@ -13,9 +13,10 @@ from .spec import MlpSpec, ModelSpec, MoeSpec
 def read_experts(config: HFConfig, *, size: str = "moe_intermediate_size", **changes: Any) -> MoeSpec:
     """Experts of a config that says num_experts and num_experts_per_tok. Raises ModelError.
 
-    size: the key of one expert's intermediate size; changes: other fields of MoeSpec.
+    size: the key of one expert's intermediate size; changes: other fields of MoeSpec, values or functions of the
+    config.
     """
-    config = config.alias(num_experts="num_local_experts")
+    config = config.alias(num_experts="num_local_experts").with_defaults(hidden_act="silu")
     num_experts, per_token = config.size("num_experts"), config.size("num_experts_per_tok")
     if per_token > num_experts:
         raise ModelError(
@@ -26,13 +27,13 @@ def read_experts(config: HFConfig, *, size: str = "moe_intermediate_size", **cha
         num_experts_per_token=per_token,
         intermediate_size=config.size(size),
         activation=read_activation(config, "hidden_act"),
-        **changes,
+        **read_all(changes, config),
     )
 
 
 def read_deepseek_experts(config: HFConfig, **changes: Any) -> MoeSpec:
     """Experts as DeepSeek-V3 and its descendants have them: sigmoid scores, a correction, groups, shared experts."""
-    config = config.alias(num_experts="n_routed_experts")
+    config = config.alias(num_experts="n_routed_experts").with_defaults(hidden_act="silu")
     size, num_shared = config.size("moe_intermediate_size"), config.integer("n_shared_experts", 0, null=0)
     activation = read_activation(config, "hidden_act")
     moe = read_experts(

@@ -33,19 +33,20 @@ _PARTS = {
     "mlp.experts.down_proj": ("mlp.experts.{j}.down_proj",),
     "mlp.shared.gate_up_proj": ("mlp.shared.gate_proj", "mlp.shared.up_proj"),
 }
+_GLU = ("gate_proj", "up_proj", "down_proj")
 _MODEL_LEVEL = ("embed_", "altup_", "final_norm", "lm_head", "project_", "relative_bias", "convolutions.")
-EXPERTS: Mapping[str, str | Stored] = {
-    "mlp.router": "mlp.gate",
-    "mlp.experts.{j}.gate_proj": "mlp.experts.{j}.gate_proj",
-    "mlp.experts.{j}.up_proj": "mlp.experts.{j}.up_proj",
-    "mlp.experts.{j}.down_proj": "mlp.experts.{j}.down_proj",
-}
+
+
+def glu(ours: str, theirs: str, names: tuple[str, str, str] = _GLU) -> Mapping[str, str | Stored]:
+    """Modules of a gated block: `names` of its checkpoints for gate, up and down."""
+    return {f"{ours}.{name}": f"{theirs}.{stored}" for name, stored in zip(_GLU, names, strict=True)}
+
+
+EXPERTS: Mapping[str, str | Stored] = {"mlp.router": "mlp.gate", **glu("mlp.experts.{j}", "mlp.experts.{j}")}
 """Experts as most checkpoints spell them."""
 BLOCK_SPARSE_EXPERTS: Mapping[str, str | Stored] = {
     "mlp.router": "block_sparse_moe.gate",
-    "mlp.experts.{j}.gate_proj": "block_sparse_moe.experts.{j}.w1",
-    "mlp.experts.{j}.up_proj": "block_sparse_moe.experts.{j}.w3",
-    "mlp.experts.{j}.down_proj": "block_sparse_moe.experts.{j}.w2",
+    **glu("mlp.experts.{j}", "block_sparse_moe.experts.{j}", ("w1", "w3", "w2")),
 }
 """Experts as Mixtral spells them."""
 _JOINED_EXPERTS: Mapping[str, str | Stored] = {
@@ -54,9 +55,7 @@ _JOINED_EXPERTS: Mapping[str, str | Stored] = {
 }
 """Experts in one tensor a layer, as transformers holds them since version 5, whatever the model."""
 CORRECTION: Mapping[str, str | Stored] = {"mlp.router.correction": "mlp.gate.e_score_correction_bias"}
-SHARED_EXPERTS: Mapping[str, str | Stored] = {
-    f"mlp.shared.{name}_proj": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")
-}
+SHARED_EXPERTS = glu("mlp.shared", "mlp.shared_experts")
 BART_LAYER: Mapping[str, str | Stored] = {
     "attn_norm": "self_attn_layer_norm", **{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
     "attn.o_proj": "self_attn.out_proj", "mlp_norm": "final_layer_norm", "mlp.up_proj": "fc1", "mlp.down_proj": "fc2",
@@ -76,6 +75,19 @@ SANDWICH: Mapping[str, str | Stored] = {
     "mlp_post_norm": "post_feedforward_layernorm",
 }
 """Norms around both blocks, as Gemma 2 spells them."""
+_GPT: Mapping[str, str | Stored] = {
+    "embed_tokens": "transformer.wte", "attn_norm": "ln_1", "attn.o_proj": "attn.out_proj", "mlp_norm": "ln_2",
+    "final_norm": "transformer.ln_f", "lm_head": "lm_head",
+}  # fmt: skip
+
+
+def megatron(at: str) -> Mapping[str, str | Stored]:
+    """A layer as Megatron spells it; at: what its attention is called."""
+    return {
+        "attn_norm": "input_layernorm", "attn.qkv_proj": Stored(name=f"{at}.query_key_value", interleaved=True),
+        "attn.o_proj": f"{at}.dense", "mlp_norm": "post_attention_layernorm", "mlp.up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+    }  # fmt: skip
 
 
 def name_table(
@@ -127,6 +139,18 @@ def llama_names(
     if "mlp.experts.{j}.down_proj" in changes:
         tensors = {**_JOINED_EXPERTS, **(tensors or {})}
     return name_table({**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore)
+
+
+def gpt_names(
+    changes: Mapping[str, str | Stored],
+    *,
+    layer: str = "transformer.h.{i}.",
+    tensors: Mapping[str, str | Stored] | None = None,
+    ignore: tuple[str, ...] = (),
+) -> NameTable:
+    """The table of what descends from GPT: a backbone called `transformer`, with some modules named differently."""
+    ignore = (*IGNORE, r"\.(attn|attention)\.(masked_|causal_)?(bias|mask)$", *ignore)  # masks kept as buffers
+    return name_table({**_GPT, **changes}, layer=layer, tensors=tensors, base_prefix="transformer.", ignore=ignore)
 
 
 def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:

@@ -3,7 +3,7 @@
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ModelError
@@ -13,9 +13,14 @@ from ..weights.names import NameTable
 from . import families
 from .aliases import ALIASES
 from .config import HFConfig
+from .dense_families import DENSE_FAMILIES
+from .recipes import Recipe
 from .spec import ModelSpec
 from .vision_families import SEES_AHEAD, add_images, reads_images, vision_names
 from .wrappers import WRAPPERS, text_config, text_names
+
+RECIPES: Mapping[str, Recipe] = {**DENSE_FAMILIES}
+"""Families that are entries of tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,8 @@ class Family:
 def family_names() -> tuple[str, ...]:
     """Every model_type that is served, sorted; those of models with more inputs than text are in WRAPPERS."""
     files = (module.name for module in pkgutil.iter_modules(families.__path__))
-    return tuple(sorted({name for name in files if not name.startswith("_")} | ALIASES.keys()))
+    named = {name for name in files if not name.startswith("_")}
+    return tuple(sorted(named | RECIPES.keys() | ALIASES.keys()))
 
 
 @functools.cache
@@ -45,15 +51,19 @@ def find_family(model_type: str) -> Family:
     name = model_type.replace("-", "_")
     if name not in family_names():
         raise unknown_family(model_type)
-    file, defaults = ALIASES.get(name, (name, {}))
-    module = importlib.import_module(f"{families.__name__}.{file}")
-
-    @functools.wraps(module.to_spec)
-    def translate(config: HFConfig) -> ModelSpec:
-        spec: ModelSpec = module.to_spec(config.with_defaults(**defaults))
-        return spec
-
-    return Family(name=name, translate=translate, weights=module.WEIGHTS)
+    if name in ALIASES:
+        like, defaults = ALIASES[name]
+        family = find_family(like)
+        return Family(
+            name=name,
+            translate=lambda config: family.translate(config.with_defaults(**defaults)),
+            weights=family.weights,
+        )
+    if name in RECIPES:
+        recipe = RECIPES[name]
+        return Family(name=name, translate=recipe.to_spec, weights=recipe.names())
+    module = importlib.import_module(f"{families.__name__}.{name}")
+    return Family(name=name, translate=module.to_spec, weights=module.WEIGHTS)
 
 
 def family_of(config: HFConfig, *, with_images: bool = True) -> Family:

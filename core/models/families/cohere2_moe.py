@@ -3,11 +3,11 @@
 import dataclasses
 
 from ..config import HFConfig
+from ..dense_families import cohere_like
 from ..llama_like import FULL, SLIDING, replace_mlp, turn_only
 from ..mixtures import read_experts, replace_with_experts, sparse_after
 from ..name_tables import EXPERTS, SHARED_EXPERTS, llama_names
 from ..spec import MlpSpec, ModelSpec, NormSpec
-from .cohere import cohere_like
 
 WEIGHTS = llama_names({**EXPERTS, **SHARED_EXPERTS})
 
@@ -25,7 +25,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
     kinds = config.texts("layer_types") or [
         SLIDING if (place + 1) % every else FULL for place, every in zip(places, periods, strict=True)
     ]
-    spec = cohere_like(config, kinds)
+    spec = cohere_like(config, layer_types=kinds)
     eps, size = config.number("rms_norm_eps", 0.0, null=0.0), config.size("intermediate_size")
     spec = dataclasses.replace(spec, norm=NormSpec(eps=eps) if eps else spec.norm)
     turned = [

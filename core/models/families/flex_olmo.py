@@ -1,10 +1,10 @@
 """FlexOlmo: OLMo 2 with experts."""
 
 from ..config import HFConfig
+from ..dense_families import olmo2_like
 from ..mixtures import read_experts, replace_with_experts
 from ..name_tables import EXPERTS, SANDWICH, llama_names
 from ..spec import ModelSpec
-from .olmo2 import olmo2_like
 
 WEIGHTS = llama_names({**SANDWICH, **EXPERTS})
 

@@ -1,12 +1,10 @@
 """Gemma 3, text only: Gemma 2 with normalised heads instead of soft caps, and a rope per layer type."""
 
-import dataclasses
-
 from ..config import HFConfig
-from ..llama_like import FULL, SLIDING, replace_attention
+from ..dense_families import gemma_like
+from ..llama_like import FULL, SLIDING
 from ..name_tables import GEMMA_NAMES
 from ..spec import ModelSpec
-from .gemma2 import gemma_like
 
 WEIGHTS = GEMMA_NAMES
 
@@ -20,9 +18,8 @@ def to_spec(config: HFConfig) -> ModelSpec:
     if is_encoder:  # EmbeddingGemma; the window is then what a token sees on both sides together
         window = config.size("sliding_window") // 2 + 1
         config = config.replace(use_bidirectional_attention=False, sliding_window=window)
-    spec = gemma_like(with_rope_per_layer_type(config), layer_types)
-    spec = replace_attention(spec, qk_norm=spec.norm)
-    return dataclasses.replace(spec, kind="encoder") if is_encoder else spec
+    kind = "encoder" if is_encoder else "decoder"
+    return gemma_like(with_rope_per_layer_type(config), layer_types, qk_norm="head", kind=kind)
 
 
 def with_rope_per_layer_type(config: HFConfig) -> HFConfig:

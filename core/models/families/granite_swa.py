@@ -4,10 +4,10 @@ import dataclasses
 
 from ...errors import ModelError
 from ..config import HFConfig
+from ..dense_families import FLAGS, granite_like
 from ..llama_like import SLIDING, patterned_layer_types
 from ..name_tables import llama_names
 from ..spec import AttentionSpec, ModelSpec
-from . import granite
 
 WEIGHTS = llama_names(tensors={"attn.sinks": "self_attn.sinks"})
 
@@ -17,7 +17,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
     config = config.with_defaults(
         num_key_value_heads=4, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True
     )
-    return with_windows(granite.to_spec(config), config)
+    return with_windows(granite_like(config, **FLAGS), config)
 
 
 def with_windows(spec: ModelSpec, config: HFConfig) -> ModelSpec:

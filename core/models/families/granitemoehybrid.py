@@ -3,13 +3,13 @@
 import dataclasses
 
 from ..config import HFConfig
+from ..dense_families import granite_like
 from ..hybrids import mixer_modules, mixer_tensors, read_mamba2, recurrent_layers, replace_with_mixers
 from ..llama_like import replace_mlp, turn_only, with_biases
 from ..mixtures import read_experts, replace_with_experts
 from ..name_tables import llama_names
 from ..spec import MlpSpec, ModelSpec
 from . import granitemoe
-from .granite import granite_like
 
 WEIGHTS = llama_names(
     {
@@ -25,7 +25,7 @@ WEIGHTS = llama_names(
 def to_spec(config: HFConfig) -> ModelSpec:
     """Granite's multipliers; rope only if position_embedding_type asks for it."""
     size = config.size("shared_intermediate_size", 1024)
-    spec = replace_mlp(granite_like(config), intermediate_size=size)
+    spec = replace_mlp(granite_like(config.with_defaults(max_position_embeddings=2048)), intermediate_size=size)
     spec = with_biases(spec, attention=config.boolean("attention_bias", False))
     if config.get("position_embedding_type") != "rope":
         spec = turn_only(spec, [False] * spec.num_layers)

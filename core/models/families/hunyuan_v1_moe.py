@@ -2,10 +2,10 @@
 
 from ...errors import ModelError
 from ..config import HFConfig
+from ..dense_families import hunyuan_like
 from ..mixtures import read_experts, replace_with_experts
 from ..name_tables import EXPERTS, llama_names
 from ..spec import ModelSpec
-from .hunyuan_v1_dense import hunyuan_like
 
 WEIGHTS = llama_names(
     {

@@ -4,11 +4,11 @@ import dataclasses
 
 from ...weights.names import Stored
 from ..config import HFConfig
+from ..dense_families import olmo2_like
 from ..hybrids import delta_modules, mixer_tensors, read_delta, recurrent_layers, replace_with_mixers
 from ..llama_like import replace_layers, turn_only
 from ..name_tables import SANDWICH, llama_names
 from ..spec import ModelSpec, NormSpec
-from . import olmo2
 
 _AT = "linear_attn."
 WEIGHTS = llama_names(
@@ -39,7 +39,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
         linear_conv_kernel_dim=config.size("linear_conv_kernel_dim", 4),
     )
     has_rope, num_layers = config.mapping("rope_parameters").get("rope_theta", 0.0) is not None, config.num_layers()
-    spec = olmo2.to_spec(config if has_rope else config.replace(rope_parameters=None))
+    spec = olmo2_like(config if has_rope else config.replace(rope_parameters=None))
     spec = turn_only(spec, [has_rope] * num_layers)
     is_recurrent = recurrent_layers(config, "layer_types") or [
         i % 4 != 3 and (num_layers > 3 or i < num_layers - 1) for i in range(num_layers)

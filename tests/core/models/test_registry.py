@@ -2,14 +2,15 @@
 
 import inspect
 import pkgutil
+import re
 
 import pytest
 
 from headrace.core.errors import ModelError
-from headrace.core.models import families
+from headrace.core.models import dense_families, families
 from headrace.core.models.aliases import ALIASES
 from headrace.core.models.config import HFConfig
-from headrace.core.models.registry import family_names, find_family, read_spec
+from headrace.core.models.registry import RECIPES, family_names, find_family, read_spec
 from headrace.core.models.wrappers import WRAPPERS
 
 
@@ -18,13 +19,23 @@ def test_every_family_of_the_foundation_is_there() -> None:
     assert wanted <= set(family_names()) and list(family_names()) == sorted(family_names())
 
 
-@pytest.mark.parametrize("name", family_names())
+FILES = [module.name for module in pkgutil.iter_modules(families.__path__)]
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_family_is_a_small_file_with_spec_names_and_docstring(name: str) -> None:
     family = find_family(name)
-    module = inspect.getmodule(inspect.unwrap(family.translate))
-    assert module is not None and module.__name__ == f"{families.__name__}.{ALIASES.get(name, (name,))[0]}"
+    module = inspect.getmodule(family.translate)
+    assert module is not None and module.__name__ == f"{families.__name__}.{name}"
     assert module.__doc__ and family.translate.__doc__ and family.weights.entries
     assert len(inspect.getsource(module).splitlines()) <= 90
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_family_may_be_an_entry_of_a_table_that_says_above_it_what_it_is(name: str) -> None:
+    assert find_family(name).weights.entries
+    tables = "".join(inspect.getsource(module) for module in (dense_families,))
+    assert re.search(rf'^    # .+\n    "{name}": recipe\(', tables, re.MULTILINE)
 
 
 def test_dashes_stand_for_underscores() -> None:
@@ -48,10 +59,11 @@ def test_errors_of_a_language_model_inside_another_name_where_its_config_lies() 
         read_spec(HFConfig({"model_type": "gemma3", "text_config": {"hidden_size": "wide"}}))
 
 
-def test_model_types_are_files_aliases_or_wrappers_and_never_two_of_them() -> None:
-    files = {module.name for module in pkgutil.iter_modules(families.__path__)}
+def test_model_types_are_files_entries_aliases_or_wrappers_and_never_two_of_them() -> None:
+    files = set(FILES)
     assert not files & ALIASES.keys() and not set(family_names()) & WRAPPERS.keys()
-    assert {file for file, _ in ALIASES.values()} <= files
+    assert not (files | ALIASES.keys()) & RECIPES.keys()
+    assert {like for like, _ in ALIASES.values()} <= files | RECIPES.keys()
     assert {text for text, _ in WRAPPERS.values()} <= set(family_names())
 
 

@@ -1,0 +1,538 @@
+"""Decoders that are Llama, or what a reader here makes of it, but for what their entries say.
+
+Defaults are those of transformers' config classes. A family that takes more than this is a file in families/.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..errors import ModelError
+from ..weights.names import NameTable, Stored
+from .config import NOTHING, HFConfig, flag, number
+from .latent import LATENT, latent_like
+from .llama_like import (
+    all_slide,
+    layer_norm,
+    llama_like,
+    patterned_layer_types,
+    replace_layers,
+    rms_norm,
+    windowed_layer_types,
+)
+from .name_tables import BART_LAYER, IGNORE, SANDWICH, glu, gpt_names, megatron, name_table
+from .recipes import Recipe, recipe
+from .spec import ModelSpec, NormSpec
+
+ATTN_FLAG: Mapping[str, Any] = {"attn_bias": flag("attention_bias")}
+FLAGS: Mapping[str, Any] = {**ATTN_FLAG, "mlp_bias": flag("mlp_bias")}
+_BIASES: Mapping[str, Any] = {"attn_bias": True, "mlp_bias": True}
+_PLAIN: Mapping[str, Any] = {"gated": False}
+_UNDER_ONE_NORM: Mapping[str, Any] = {"parallel": True, "shared_norm": True}
+_LAYER_NORM = NormSpec(kind="layer", eps=1e-5, bias=True)
+_GPT_KEYS = {
+    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions", "hidden_act": "activation_function",
+}  # fmt: skip
+_NEOX_KEYS = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
+_QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA2 = {
+    "max_position_embeddings": 8192, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}  # fmt: skip
+_GLM = {
+    "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+_PACKED = {"mlp.gate_up_proj": "mlp.gate_up_proj"}
+_HEAD_NORMS = {f"attn.{name}_norm": f"self_attn.{name}_layernorm" for name in "qk"}
+HUNYUAN_NORMS = {"attn.q_norm": "self_attn.query_layernorm", "attn.k_norm": "self_attn.key_layernorm"}
+granite_like = partial(
+    llama_like,
+    attn={"scale": number("attention_multiplier", 1.0)},
+    layer={"residual_scale": number("residual_multiplier", 1.0)},
+    embed_scale=number("embedding_multiplier", 1.0),
+    logit_scale=lambda config: 1 / config.positive("logits_scaling", 1.0),
+)
+"""Llama with multipliers on embeddings, scores, blocks and logits."""
+olmo2_like = partial(
+    llama_like,
+    rms_norm_eps=1e-5,
+    attn_bias=flag("attention_bias"),
+    qk_norm="all",
+    layer={"pre_norm": False, "post_norm": True},
+)
+"""Llama with norms after the blocks instead of before, and over all heads of query and key at once."""
+glm_like = partial(llama_like, rms_norm_eps=1.5625e-07, in_pairs=True, qkv_bias=flag("attention_bias", True))
+"""Llama with biases on query, key and value, and rope in pairs; o_proj never has a bias."""
+_BIDIRECTIONAL = "{} asks for bidirectional attention (an embedding model); only causal is served"
+
+
+def cohere_like(config: HFConfig, **options: Any) -> ModelSpec:
+    """Parallel blocks under one layer norm without bias, interleaved rope, scaled logits."""
+    config = config.with_defaults(max_position_embeddings=8192, tie_word_embeddings=True)
+    options = {"norm": partial(layer_norm, bias=False), **ATTN_FLAG, **options}
+    return llama_like(
+        config, in_pairs=True, layer=_UNDER_ONE_NORM, logit_scale=number("logit_scale", 0.0625), **options
+    )
+
+
+def gemma_like(config: HFConfig, layer_types: Sequence[str], *, post_norm: bool = True, **options: Any) -> ModelSpec:
+    """What Gemma 2 and 3 share: norms around both blocks, their weights stored minus one, scaled embeddings, soft
+    caps, and scores scaled by query_pre_attn_scalar. layer_types: where the config lists none."""
+    if config.get("use_bidirectional_attention"):
+        raise ModelError(_BIDIRECTIONAL.format(config.file))
+    config = config.with_defaults(
+        num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True
+    )
+    return llama_like(
+        config,
+        layer_types=config.texts("layer_types") or layer_types,
+        activation_key="hidden_activation",
+        norm=partial(rms_norm, plus_one=True),
+        attn={
+            "scale": config.size("query_pre_attn_scalar", 256) ** -0.5,
+            "softcap": config.number("attn_logit_softcapping", 0.0, null=0.0),
+        },
+        layer={"post_norm": post_norm},
+        embed_scale=root_of_size,
+        logit_softcap=config.number("final_logit_softcapping", 0.0, null=0.0),
+        **ATTN_FLAG,
+        **options,
+    )
+
+
+def hunyuan_like(config: HFConfig, **options: Any) -> ModelSpec:
+    """Heads are normalised after rope. "dynamic" scaling with an `alpha` is a larger base of rope, no more."""
+    rope = config.with_defaults(max_position_embeddings=2048).rope_parameters()
+    if rope.get("rope_type") == "dynamic" and rope.get("alpha"):
+        head_dim = config.size("head_dim", config.size("hidden_size") // config.size("num_attention_heads"))
+        theta = rope.number("rope_theta") * rope.number("alpha") ** (head_dim / (head_dim - 2))
+        config = config.replace(rope_scaling=None, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    config = config.with_defaults(max_position_embeddings=2048)
+    return llama_like(
+        config, rms_norm_eps=1e-5, qk_norm="head", attn={"norm_after_rope": True}, **ATTN_FLAG, **options
+    )
+
+
+def root_of_size(config: HFConfig) -> float:
+    """What scaled embeddings are multiplied by."""
+    return float(config.size("hidden_size") ** 0.5)
+
+
+def num_positions(config: HFConfig) -> int:
+    """Rows of a learned position embedding."""
+    return config.size("max_position_embeddings")
+
+
+def _scaled_embedding(config: HFConfig) -> float:
+    return root_of_size(config) if config.boolean("scale_embedding", True) else 1.0
+
+
+def _gemma(config: HFConfig) -> ModelSpec:
+    if config.get("use_bidirectional_attention"):
+        raise ModelError(f"{config.file} asks for bidirectional attention; only causal is served")
+    if config.get("hidden_act") == "gelu":  # what the first release said, and did not mean
+        config = config.replace(hidden_act="gelu_pytorch_tanh")
+    return llama_like(config, norm=partial(rms_norm, plus_one=True), embed_scale=root_of_size, **ATTN_FLAG)
+
+
+def _gemma2(config: HFConfig, **options: Any) -> ModelSpec:
+    return gemma_like(config, patterned_layer_types(config, 2), **options)
+
+
+def _olmo3(config: HFConfig) -> ModelSpec:
+    """`rope_scaling` holds for full layers."""
+    ropes, theta = config.mapping("rope_parameters"), config.number("rope_theta", 500000.0)
+    kinds = ("full_attention", "sliding_attention")
+    by_type = {kind: {"rope_theta": theta, **(ropes.get(kind) or {})} for kind in kinds}
+    by_type[kinds[0]].update(config.mapping("rope_scaling"))
+    config = config.replace(rope_scaling=None, rope_parameters=by_type)
+    return olmo2_like(config, layer_types=patterned_layer_types(config, 4))
+
+
+def _first_of_four_is_full(config: HFConfig) -> Sequence[str]:
+    return patterned_layer_types(config, 4, full=0) if config.integer("sliding_window", null=0) else ()
+
+
+def _phi3(config: HFConfig) -> ModelSpec:
+    scaling = config.mapping("rope_scaling")
+    if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):  # what early releases called LongRoPE
+        config = config.replace(rope_scaling={**scaling, "rope_type": "longrope"})
+    return llama_like(config, layer_types=all_slide, rms_norm_eps=1e-5)
+
+
+def _stablelm(config: HFConfig) -> ModelSpec:
+    norms_heads, is_parallel = config.boolean("qk_layernorm", False), config.boolean("use_parallel_residual", False)
+    head_norm = layer_norm(config, bias=False) if norms_heads else None
+    return llama_like(
+        config,
+        norm=layer_norm,
+        qkv_bias=flag("use_qkv_bias"),
+        attn={"qk_norm": head_norm, "qk_norm_over": "heads" if norms_heads else "head"},
+        layer=_UNDER_ONE_NORM if is_parallel else NOTHING,
+    )
+
+
+def _gptj(config: HFConfig) -> ModelSpec:
+    head_dim = max(config.size("hidden_size") // config.size("num_attention_heads"), 1)
+    config = config.replace(
+        intermediate_size=config.size("n_inner", 4 * config.size("hidden_size")),
+        # The quarter keeps int(head_dim * factor) at rotary_dim, whatever the division rounds to.
+        partial_rotary_factor=(config.size("rotary_dim", 64) + 0.25) / head_dim,
+    )
+    return llama_like(
+        config,
+        norm=layer_norm(config, "layer_norm_epsilon"),
+        in_pairs=True,
+        mlp_bias=True,
+        mlp=_PLAIN,
+        layer=_UNDER_ONE_NORM,
+        lm_head_bias=True,
+    )
+
+
+def _neox_japanese(config: HFConfig) -> ModelSpec:
+    spec = llama_like(config, norm=layer_norm, mlp=_PLAIN)
+    *layers, last = spec.layers
+    last = dataclasses.replace(last, attn=dataclasses.replace(last.attn, o_bias=True))
+    return dataclasses.replace(spec, layers=(*layers, last))
+
+
+def _hyperclovax(config: HFConfig) -> ModelSpec:
+    head_dim = config.size("head_dim", config.size("hidden_size") // config.size("num_attention_heads"))
+    scale = head_dim**-0.5
+    scale = config.number("attention_multiplier", scale, null=scale)
+    spec = granite_like(config.replace(attention_multiplier=scale), **FLAGS)
+    has_norms = config.boolean("use_post_norm", True)
+    spec = replace_layers(spec, lambda _: {"post_norm": has_norms})
+    return dataclasses.replace(spec, logit_scale=config.number("logits_scaling", 1.0))
+
+
+def _neox_names(base: str, tensors: Mapping[str, str | Stored] = NOTHING) -> NameTable:
+    modules = {
+        **megatron("attention"), "embed_tokens": f"{base}.embed_in", "final_norm": f"{base}.final_layer_norm",
+        "lm_head": "embed_out",
+    }  # fmt: skip
+    ignore = (r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$", r"^embed_out\.weight$")
+    return name_table(modules, tensors=tensors, layer=f"{base}.layers.{{i}}.", base_prefix=f"{base}.", ignore=ignore)
+
+
+DENSE_FAMILIES: Mapping[str, Recipe] = {
+    # Arcee AFM: Llama with a plain feed-forward block, relu squared.
+    "arcee": recipe(
+        defaults=dict(max_position_embeddings=4096, hidden_act="relu2"), rms_norm_eps=1e-5, mlp=_PLAIN, **FLAGS,
+    ),
+    # BioGPT: OPT's layers, scaled embeddings; norms have an epsilon of 1e-5 whatever the config says.
+    "biogpt": recipe(
+        defaults=dict(max_position_embeddings=1024, hidden_act="gelu", tie_word_embeddings=True),
+        names=lambda: name_table(
+            dict(
+                **BART_LAYER, embed_tokens="biogpt.embed_tokens", final_norm="biogpt.layer_norm",
+                embed_positions=Stored(name="biogpt.embed_positions", skip_rows=2), lm_head="output_projection",
+            ),
+            layer="biogpt.layers.{i}.", base_prefix="biogpt.", ignore=(*IGNORE, r"^output_projection\.weight$"),
+        ),
+        norm=_LAYER_NORM, has_rope="none", mlp=_PLAIN, num_learned_positions=num_positions,
+        embed_scale=_scaled_embedding, **_BIASES,
+    ),
+    # BitNet: Llama with squared ReLU and a norm before the last projection of each block. Weights of three values are
+    # stored as plain ones.
+    "bitnet": recipe(
+        defaults=dict(num_key_value_heads=5, max_position_embeddings=2048, hidden_act="relu2", rope_theta=500000.0),
+        names={"attn.out_norm": "self_attn.attn_sub_norm", "mlp.inner_norm": "mlp.ffn_sub_norm"}, rms_norm_eps=1e-5,
+        attn=dict(out_norm=partial(rms_norm, eps=1e-5)), mlp=dict(inner_norm=partial(rms_norm, eps=1e-5)),
+        **ATTN_FLAG,
+    ),
+    # CodeGen 1 and 2: GPT-J with a fused qkv in four groups of query, value and key.
+    "codegen": recipe(
+        _gptj, keys=_GPT_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu_new"),
+        names=partial(
+            gpt_names,
+            {
+                "attn.qkv_proj": Stored(name="attn.qkv_proj", interleaved=True, groups=4, order=(0, 2, 1)),
+                "mlp.up_proj": "mlp.fc_in", "mlp.down_proj": "mlp.fc_out",
+            },
+        ),
+    ),
+    # Command R: parallel blocks under one layer norm without bias, interleaved rope, scaled logits; R+ normalises
+    # each head of query and key with a weight of its own.
+    "cohere": recipe(
+        lambda config: cohere_like(config, qk_norm="heads" if config.boolean("use_qk_norm", False) else None),
+        defaults=dict(rope_theta=500000.0),
+        names={f"attn.{name}_norm": Stored(name=f"self_attn.{name}_norm", stacked=True) for name in "qk"},
+    ),
+    # Command A and R7B: Command R with three sliding layers to a full one, which has no rope.
+    "cohere2": recipe(
+        cohere_like, defaults=dict(sliding_window=4096),
+        layer_types=lambda config: patterned_layer_types(config, config.size("sliding_window_pattern", 4)),
+        has_rope="sliding",
+    ),
+    # Code World Model: Llama 3 whose layers slide, but for the first of every four; without a window they see
+    # everything.
+    "cwm": recipe(
+        defaults=dict(
+            num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, sliding_window=8192,
+            rope_parameters=dict(
+                rope_type="llama3", rope_theta=1000000.0, factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0,
+                original_max_position_embeddings=8192,
+            ),
+        ),
+        layer_types=_first_of_four_is_full, rms_norm_eps=1e-5, mlp_bias=flag("mlp_bias"),
+    ),
+    # ERNIE 4.5, dense: Llama with interleaved rope and one flag for all biases.
+    "ernie4_5": recipe(
+        defaults=dict(
+            num_key_value_heads=2, head_dim=128, max_position_embeddings=131072, rope_theta=500000.0,
+            tie_word_embeddings=True,
+        ),
+        rms_norm_eps=1e-5, in_pairs=True, attn_bias=flag("use_bias"), mlp_bias=flag("use_bias"),
+    ),
+    # EXAONE 3 and 3.5: Llama under GPT-2's names.
+    "exaone": recipe(
+        keys=dict(
+            num_hidden_layers="num_layers", rms_norm_eps="layer_norm_epsilon", hidden_act="activation_function",
+        ),
+        defaults=dict(num_key_value_heads=8, max_position_embeddings=4096, rope_theta=500000.0),
+        names=partial(
+            gpt_names,
+            {
+                **{f"attn.{name}_proj": f"attn.attention.{name}_proj" for name in "qkv"},
+                "attn.o_proj": "attn.attention.out_proj", "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1",
+                "mlp.down_proj": "mlp.c_proj",
+            },
+            ignore=(r"rotary\.inv_freq$",),
+        ),
+        rms_norm_eps=1e-5, **FLAGS,
+    ),
+    # Gemma 1: norm weights stored minus one, scaled embeddings, a gated tanh GELU; the head is tied.
+    "gemma": recipe(
+        _gemma,
+        defaults=dict(
+            num_key_value_heads=16, head_dim=256, max_position_embeddings=8192, hidden_act="gelu_pytorch_tanh",
+            tie_word_embeddings=True,
+        ),
+    ),
+    # Gemma 2: norms around both blocks, scaled embeddings, soft caps, every other layer slides.
+    "gemma2": recipe(_gemma2, defaults=_GEMMA2, names=SANDWICH),
+    # GLM-4 9B: Llama with qkv biases, packed gate and up, and half of each head turned in pairs.
+    "glm": recipe(glm_like, defaults=_GLM, names=_PACKED),
+    # GLM-4-0414: GLM with norms after both blocks too.
+    "glm4": recipe(
+        glm_like, defaults=_GLM,
+        names=dict(**_PACKED, attn_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
+        layer=dict(post_norm=True),
+    ),
+    # GPT-NeoX and Pythia: parallel blocks with a norm each, partial rope, fused qkv. Published files call rope's
+    # values rotary_pct and rotary_emb_base.
+    "gpt_neox": recipe(
+        keys=_NEOX_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu", partial_rotary_factor=0.25),
+        names=partial(_neox_names, "gpt_neox"), norm=layer_norm, attn_bias=flag("attention_bias", True),
+        mlp_bias=True, mlp=_PLAIN, layer=dict(parallel=flag("use_parallel_residual", True)),
+    ),
+    # GPT-NeoX Japanese: GPT-NeoX with serial blocks and no bias but that of the last layer's attention.
+    "gpt_neox_japanese": recipe(
+        _neox_japanese, keys=_NEOX_KEYS,
+        defaults=dict(
+            max_position_embeddings=2048, hidden_act="gelu", tie_word_embeddings=True,
+            intermediate_size=lambda c: c.size("hidden_size") * c.size("intermediate_multiple_size", 4),
+        ),
+        names=partial(_neox_names, "gpt_neox_japanese", {"attn.o_proj.bias": "attention.dense_bias"}),
+    ),
+    # GPT-J: parallel blocks under one layer norm, partial rope in pairs, a bias on the head. Attention has no biases,
+    # all else has.
+    "gptj": recipe(
+        _gptj, keys=_GPT_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu_new"),
+        names=partial(
+            gpt_names,
+            {
+                **{f"attn.{name}_proj": f"attn.{name}_proj" for name in "qkv"}, "mlp.up_proj": "mlp.fc_in",
+                "mlp.down_proj": "mlp.fc_out",
+            },
+        ),
+    ),
+    # Granite 3 and 4 (dense): Llama with multipliers on embeddings, scores, blocks and logits.
+    "granite": recipe(granite_like, defaults=dict(max_position_embeddings=2048), **FLAGS),
+    # Helium: Llama with interleaved rope; o_proj never has a bias.
+    "helium": recipe(
+        defaults=dict(num_key_value_heads=20, head_dim=128, max_position_embeddings=4096, rope_theta=100000.0),
+        rms_norm_eps=1e-8, qkv_bias=flag("attention_bias"), mlp_bias=flag("mlp_bias"), in_pairs=True,
+    ),
+    # Hunyuan V1, dense: Llama whose query and key heads are normalised after rope.
+    "hunyuan_v1_dense": recipe(hunyuan_like, names=HUNYUAN_NORMS),
+    # HyperCLOVA X SEED: Granite with norms behind the blocks too, and logits that are multiplied; scores are scaled
+    # as Llama's unless the config says otherwise.
+    "hyperclovax": recipe(
+        _hyperclovax, defaults=dict(max_position_embeddings=2048),
+        names=dict(attn_post_norm="post_norm1", mlp_post_norm="post_norm2"),
+    ),
+    # InternLM 2 and 2.5: Llama under names of its own, q, k and v fused KV head by KV head.
+    "internlm2": recipe(
+        defaults=dict(max_position_embeddings=32768),
+        names=lambda: name_table(
+            {
+                "embed_tokens": "model.tok_embeddings", "final_norm": "model.norm", "lm_head": "output",
+                "attn_norm": "attention_norm", "attn.o_proj": "attention.wo", "mlp_norm": "ffn_norm",
+                "attn.qkv_proj": Stored(name="attention.wqkv", interleaved=True),
+                **glu("mlp", "feed_forward", ("w1", "w3", "w2")),
+            },
+        ),
+        attn_bias=flag("bias"),
+    ),
+    # InternLM3: Llama, whose linears may have biases.
+    "internlm3": recipe(
+        keys=dict(attention_bias="qkv_bias", mlp_bias="bias"),
+        defaults=dict(num_key_value_heads=2, head_dim=128, max_position_embeddings=32768), rms_norm_eps=1e-5, **FLAGS,
+    ),
+    # Jais 2: layer norms, biases everywhere, a plain feed-forward block with relu squared.
+    "jais2": recipe(
+        defaults=dict(max_position_embeddings=8192, hidden_act="relu2"), norm=layer_norm,
+        attn_bias=flag("attention_bias", True), mlp_bias=flag("mlp_bias", True), mlp=_PLAIN,
+    ),
+    # Llama 1 to 3.2, and what calls itself llama: SmolLM2, Yi, Vicuna and many more.
+    "llama": recipe(defaults=dict(max_position_embeddings=2048), **FLAGS),
+    # MiniCPM3: latent attention whose rope turns halves, and multipliers on embeddings, blocks and logits.
+    "minicpm3": recipe(
+        latent_like,
+        defaults=dict(
+            max_position_embeddings=32768, tie_word_embeddings=True, kv_lora_rank=256, q_lora_rank=768,
+            qk_nope_head_dim=64, qk_rope_head_dim=32,
+            v_head_dim=lambda config: config.size("hidden_size") // config.size("num_attention_heads"),
+        ),
+        names=LATENT, rms_norm_eps=1e-5, pairs=flag("rope_interleave"), mlp_bias=flag("mlp_bias"),
+        layer=dict(residual_scale=lambda config: config.number("scale_depth", 1.4) / config.num_layers() ** 0.5),
+        embed_scale=number("scale_emb", 12.0),
+        logit_scale=lambda config: config.size("dim_model_base", 256) / config.size("hidden_size"),
+    ),
+    # Ministral 3: Llama with YaRN, whose queries grow with the position: `llama_4_scaling_beta` among the rope
+    # parameters says how fast.
+    "ministral3": recipe(
+        defaults=dict(
+            num_key_value_heads=8, head_dim=128, max_position_embeddings=262144, sliding_window=None,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=1000000.0, factor=16.0, beta_fast=32.0, beta_slow=1.0,
+                original_max_position_embeddings=16384, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
+            ),
+        ),
+        layer_types=all_slide, rms_norm_eps=1e-5,
+        attn=dict(
+            temperature_scale=lambda config: config.rope_parameters().number("llama_4_scaling_beta", 0.0),
+            temperature_length=lambda config: config.rope_parameters().size("original_max_position_embeddings"),
+        ),
+    ),
+    # Mistral 7B, Nemo, Small, Ministral 8B: Llama, all layers of which slide unless `sliding_window` is null. An
+    # absent key means 4096, as the class has it.
+    "mistral": recipe(
+        defaults=dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
+        layer_types=lambda config: config.texts("layer_types") or all_slide(config),
+    ),
+    # Nemotron 3 and 4, Minitron: layer norms stored minus one, half of each head turned, a plain feed-forward block
+    # with relu squared; early files say rope_percent.
+    "nemotron": recipe(
+        defaults=dict(
+            max_position_embeddings=4096, hidden_act="relu2",
+            partial_rotary_factor=lambda config: config.get("rope_percent", 0.5),
+        ),
+        norm=partial(layer_norm, key="norm_eps", plus_one=True), mlp=_PLAIN, **FLAGS,
+    ),
+    # OLMo 1: layer norms without weights; query, key and value may be clipped.
+    "olmo": recipe(
+        defaults=dict(max_position_embeddings=2048), norm=NormSpec(kind="layer", eps=1e-5, weight=False),
+        attn=dict(clip_qkv=number("clip_qkv", 0.0, null=0.0)), **ATTN_FLAG,
+    ),
+    # OLMo 2: norms after the blocks instead of before, and over all heads of query and key at once.
+    "olmo2": recipe(olmo2_like, defaults=dict(max_position_embeddings=2048), names=SANDWICH),
+    # OLMo 3: OLMo 2 with three sliding layers to a full one, whose rope alone is stretched.
+    "olmo3": recipe(_olmo3, defaults=dict(max_position_embeddings=2048, sliding_window=4096), names=SANDWICH),
+    # Persimmon: layer norms, on heads too, fused qkv, half of each head turned, relu squared, biases everywhere, as
+    # many KV heads as heads.
+    "persimmon": recipe(
+        lambda config, **options: llama_like(config.replace(num_key_value_heads=None), **options),
+        defaults=dict(max_position_embeddings=16384, hidden_act="relu2", partial_rotary_factor=0.5),
+        names=dict(**megatron("self_attn"), **_HEAD_NORMS, final_norm="model.final_layernorm"),
+        qk_norm=lambda config: "head" if config.boolean("qk_layernorm", True) else None, norm=layer_norm, mlp=_PLAIN,
+        **_BIASES,
+    ),
+    # Phi-1, 1.5 and 2: parallel blocks under one layer norm, partial rope, biases everywhere, on the head too.
+    "phi": recipe(
+        defaults=dict(max_position_embeddings=2048, hidden_act="gelu_new", partial_rotary_factor=0.5),
+        names={
+            **_HEAD_NORMS, "attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2",
+            "final_norm": "model.final_layernorm",
+        },
+        norm=layer_norm, qk_norm=lambda config: "head" if config.boolean("qk_layernorm", False) else None, mlp=_PLAIN,
+        layer=_UNDER_ONE_NORM, lm_head_bias=True, **_BIASES,
+    ),
+    # Phi-3, Phi-3.5 and Phi-4 (mini): Llama with packed projections, LongRoPE and partial rotary embedding; all
+    # layers slide if `sliding_window` is set.
+    "phi3": recipe(
+        _phi3,
+        defaults=dict(max_position_embeddings=4096, original_max_position_embeddings=4096, sliding_window=None),
+        names={**_PACKED, "attn.qkv_proj": "self_attn.qkv_proj"},
+    ),
+    # Qwen1.5, Qwen2 and Qwen2.5: Llama with biases on query, key and value; the upper layers may slide.
+    "qwen2": recipe(defaults=dict(**_QWEN, num_key_value_heads=32), layer_types=windowed_layer_types, qkv_bias=True),
+    # Qwen3, dense: Llama whose query and key heads are normalised; head_dim is stated, not hidden_size / num_heads.
+    "qwen3": recipe(
+        defaults=dict(**_QWEN, num_key_value_heads=32, head_dim=128), layer_types=windowed_layer_types,
+        qk_norm="head", **ATTN_FLAG,
+    ),
+    # Seed-OSS: Llama with biases on query, key and value; each bias has a flag of its own.
+    "seed_oss": recipe(
+        defaults=dict(num_key_value_heads=8, head_dim=128, max_position_embeddings=524288),
+        qkv_bias=flag("attention_bias", True), attn=dict(o_bias=flag("attention_out_bias")),
+        mlp_bias=flag("mlp_bias"),
+    ),
+    # StableLM 2 and 3B: layer norms, a quarter of each head turned; the 12B has parallel blocks under one norm and
+    # normalised heads.
+    "stablelm": recipe(
+        _stablelm, defaults=dict(max_position_embeddings=4096, partial_rotary_factor=0.25),
+        names={f"attn.{name}_norm.{{j}}": f"self_attn.{name}_layernorm.norms.{{j}}" for name in "qk"},
+    ),
+    # StarCoder 2: Llama's attention in a GPT-2 block, with layer norms, a plain GELU and biases everywhere; all
+    # layers slide if `sliding_window` is set.
+    "starcoder2": recipe(
+        defaults=dict(
+            num_key_value_heads=2, max_position_embeddings=4096, hidden_act="gelu_pytorch_tanh", sliding_window=None,
+            tie_word_embeddings=True,
+        ),
+        names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}, layer_types=all_slide,
+        norm=partial(layer_norm, key="norm_epsilon"), attn_bias=flag("use_bias", True),
+        mlp_bias=flag("use_bias", True), mlp=_PLAIN,
+    ),
+    # VaultGemma: Gemma 2 without norms behind the blocks.
+    "vaultgemma": recipe(
+        _gemma2, defaults=_GEMMA2, names=dict(mlp_norm="pre_feedforward_layernorm"), post_norm=False,
+    ),
+    # XGLM: a decoder of BART's kind with norms before its blocks and sines for positions, which begin in row 2; all
+    # norms have an epsilon of 1e-5.
+    "xglm": recipe(
+        keys=dict(
+            hidden_size="d_model", num_hidden_layers="num_layers", num_attention_heads="attention_heads",
+            hidden_act="activation_function",
+        ),
+        defaults=dict(
+            max_position_embeddings=2048, hidden_act="gelu", tie_word_embeddings=True,
+            intermediate_size=lambda config: config.size("ffn_dim", 4096),
+        ),
+        names=lambda: name_table(
+            dict(
+                **BART_LAYER, embed_tokens=Stored(name="model.embed_tokens", copies=("lm_head",)),
+                final_norm="model.layer_norm", lm_head="lm_head",
+            ),
+            ignore=(*IGNORE, r"embed_positions\.weights?$"),
+        ),
+        norm=_LAYER_NORM, has_rope="none", mlp=_PLAIN, num_learned_positions=num_positions, sinusoids="halves",
+        first_position=2, embed_scale=_scaled_embedding, **_BIASES,
+    ),
+    # Youtu-LLM: latent attention in a dense model.
+    "youtu": recipe(
+        latent_like,
+        defaults=dict(
+            max_position_embeddings=131072, tie_word_embeddings=True, kv_lora_rank=512, q_lora_rank=1536,
+            qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128,
+        ),
+        names=LATENT,
+    ),
+}  # fmt: skip
+"""model_type -> what sets it apart."""

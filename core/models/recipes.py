@@ -1,0 +1,45 @@
+"""Families as data: a recipe says how a family's config is read, and what sets it apart from those read alike."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..weights.names import NameTable, Stored
+from .config import NOTHING, HFConfig, read_all
+from .llama_like import llama_like
+from .name_tables import llama_names
+from .spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A family as an entry of a table."""
+
+    to_spec: Callable[[HFConfig], ModelSpec]
+    names: Callable[[], NameTable]
+
+
+def recipe(
+    reader: Callable[..., ModelSpec] = llama_like,
+    *,
+    keys: Mapping[str, str] = NOTHING,
+    defaults: Mapping[str, Any] = NOTHING,
+    names: Mapping[str, str | Stored] | Callable[[], NameTable] = NOTHING,
+    tensors: Mapping[str, str | Stored] = NOTHING,
+    ignore: tuple[str, ...] = (),
+    **options: Any,
+) -> Recipe:
+    """The family that `reader` makes of its configs with these options.
+
+    keys: Llama's keys of config.json -> those that this family's files have. defaults: what its config class assumes
+    where a file leaves a key out, values or functions of the config. names, tensors, ignore: what differs from
+    Llama's names, as `llama_names` takes it; or a function that makes the table.
+    """
+
+    def to_spec(config: HFConfig) -> ModelSpec:
+        config = config.alias(**keys)
+        return reader(config.with_defaults(**read_all(defaults, config)), **options)
+
+    table = names if callable(names) else partial(llama_names, names, tensors=tensors, ignore=ignore)
+    return Recipe(to_spec=to_spec, names=table)
