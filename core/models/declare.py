@@ -30,6 +30,7 @@ from .spec import (
     SharedSpec,
     VisionSpec,
 )
+from .time_mix import channel_mix_params, time_mix_params
 
 
 def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
@@ -284,6 +285,9 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
             yield from _attention(layer.attn, f"{prefix}.attn", hidden)
         if layer.mixer is not None:
             yield from _mixer(layer.mixer, f"{prefix}.mixer", hidden)
+            if layer.mixer.mlp_size:
+                yield from leaves.norm(spec.norm, f"{prefix}.mlp_norm", hidden)
+                yield from channel_mix_params(layer.mixer, f"{prefix}.mlp", hidden)
         if spec.relative_bias_by_layer:
             yield _relative_bias(spec, f"{prefix}.attn.")
         if norms_output:
@@ -423,7 +427,7 @@ def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
     channels = conv_channels(mixer)
     vectors: dict[str, tuple[int, ...]] = {}
-    if mixer.kind != "lightning":
+    if mixer.kind not in ("lightning", "wkv"):
         rows = {"q": keys, "k": keys, "v": size} if mixer.kind == "delta" else {}
         parts = tuple(Part(name=f"{prefix}.{name}_conv.weight", rows=count) for name, count in rows.items())
         yield Param(name=f"{prefix}.conv.weight", shape=(channels, 1, mixer.conv_width), kind="vector", parts=parts)
@@ -456,6 +460,8 @@ def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
             if mixer.norm is not None:
                 for name, width in (("dt_norm", mixer.dt_rank), ("b_norm", keys), ("c_norm", keys)):
                     yield from leaves.norm(mixer.norm, f"{prefix}.{name}", width)
+        case "wkv":
+            yield from time_mix_params(mixer, prefix, hidden_size)
         case "conv":
             yield from leaves.linear(f"{prefix}.in_proj", 3 * size, hidden_size, "replicated", mixer.bias)
     for name, shape in vectors.items():

@@ -11,7 +11,7 @@ from .declare import rope_numbers
 from .encoder_decoder import cross_block, pass_gate
 from .feed_forward import dense_and_experts, feed_forward
 from .layer_inputs import finish_layer, layer_inputs
-from .mixer import States, mix
+from .mixer import States, mix, mix_channels
 from .norms import Params, add_and_normalize, dense, normalize, relative_bias
 from .rope import num_rope_variants
 from .shared_block import shared_block
@@ -81,6 +81,11 @@ def decoder(
                 block = normalize(ops, spec.norm, params, f"{prefix}attn_post_norm.", block)
             if layer.residual_scale != 1.0:
                 block = ops.scale(block, layer.residual_scale)
+        if layer.mixer is not None and layer.mixer.mlp_size:
+            x, residual = add_and_normalize(ops, spec.norm, params, f"{prefix}mlp_norm.", block, residual, True)
+            block, state = mix_channels(ops, layer.mixer, params, f"{prefix}mlp.", x, state, kv.state_group, batch)
+        if layer.stream_scale != 1.0:
+            residual, block = ops.scale(ops.add(block, residual), layer.stream_scale), None
         caches.append(cache)
         states.append(state)
         if not layer.has_feed_forward:

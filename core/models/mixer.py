@@ -7,11 +7,10 @@ from ..ops.table import OpTable
 from ..stages import Array, ForwardBatch
 from .norms import Params, normalize
 from .spec import Activation, MixerSpec, NormSpec
+from .time_mix import Rows, channel_mix, time_mix
 
 States = Sequence[Array]
 """The states of one layer, as `state_shapes` lists them."""
-Rows = tuple[Array, Array, Array]
-"""query_start_loc, from_slots and to_slots, as ops over states take them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +22,15 @@ class StateShape:
 
 
 def state_shapes(mixer: MixerSpec) -> tuple[StateShape, ...]:
-    """The arrays of one state, in the order in which `mix` takes them: inputs of the convolution, recurrence."""
+    """The arrays of one state, in the order in which `mix` takes them: inputs of the convolution, recurrence; wkv:
+    the token before of both blocks, with sums in between."""
     conv = StateShape(shape=(mixer.conv_width - 1, conv_channels(mixer)), is_float32=False)
     sizes = (mixer.head_dim, mixer.state_size) if mixer.kind != "delta" else (mixer.state_size, mixer.head_dim)
     recurrence = StateShape(shape=(mixer.num_heads, *sizes), is_float32=True)
     match mixer.kind:
+        case "wkv":
+            shift = StateShape(shape=(1, mixer.shift_size), is_float32=False)
+            return shift, StateShape(shape=(3, mixer.num_heads), is_float32=True), shift
         case "conv":
             return (conv,)
         case "lightning":
@@ -58,9 +61,12 @@ def mix(
     rows = (batch.query_start_loc, batch.block_tables[group], batch.slot_mappings[group])
     if mixer.in_scale != 1.0:
         x = ops.scale(x, mixer.in_scale)
-    bias = params[f"{prefix}in_proj.bias"] if mixer.bias else None
-    projected = ops.linear(x, params[f"{prefix}in_proj.weight"], bias)
+    if mixer.kind != "wkv":
+        bias = params[f"{prefix}in_proj.bias"] if mixer.bias else None
+        projected = ops.linear(x, params[f"{prefix}in_proj.weight"], bias)
     match mixer.kind:
+        case "wkv":
+            out, states = time_mix(ops, mixer, params, prefix, x, states, rows, batch.max_query_len)
         case "mamba":
             out, states = _mamba(ops, mixer, params, prefix, projected, states, rows, batch.max_query_len)
         case "mamba2":
@@ -74,6 +80,21 @@ def mix(
     bias = params[f"{prefix}out_proj.bias"] if mixer.out_bias else None
     out = ops.linear(out, params[f"{prefix}out_proj.weight"], bias)
     return (out if mixer.out_scale == 1.0 else ops.scale(out, mixer.out_scale)), states
+
+
+def mix_channels(
+    ops: OpTable,
+    mixer: MixerSpec,
+    params: Params,
+    prefix: str,
+    x: Array,
+    states: States,
+    group: int,
+    batch: ForwardBatch,
+) -> tuple[Array, States]:
+    """The feed-forward block of a layer that keeps a state of it, and the states: as `mix`."""
+    rows = (batch.query_start_loc, batch.block_tables[group], batch.slot_mappings[group])
+    return channel_mix(ops, mixer, params, prefix, x, states, rows)
 
 
 def _mamba(

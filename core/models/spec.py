@@ -249,13 +249,14 @@ class MixerSpec:
 
     mamba: a selective state space for each channel; mamba2: one with a scalar decay for each head; delta: the gated
     delta rule; conv: a short convolution between two gates (LFM2); lightning: attention without a softmax that
-    forgets at a fixed rate (Lightning Attention, Qin et al. 2024).
+    forgets at a fixed rate (Lightning Attention, Qin et al. 2024); wkv: a weighted mean of values for each channel,
+    and a feed-forward block that keeps a state too (RWKV-4, Peng et al. 2023).
     """
 
-    kind: Literal["mamba", "mamba2", "delta", "conv", "lightning"]
+    kind: Literal["mamba", "mamba2", "delta", "conv", "lightning", "wkv"]
     num_heads: int
     head_dim: int
-    """values of a head; mamba, conv: 1, every channel is a head"""
+    """values of a head; mamba, conv, wkv: 1, every channel is a head"""
     conv_width: int = 4
     num_key_heads: int = 1
     """groups of heads that share what is written and read by"""
@@ -286,6 +287,10 @@ class MixerSpec:
     """delta: of the gate of the output"""
     slope_scale: float = 1.0
     """lightning: multiplies the rates of forgetting, which are ALiBi's slopes"""
+    shift_size: int = 0
+    """wkv: the model's hidden size, of which the token before is kept for both blocks"""
+    mlp_size: int = 0
+    """wkv: values inside the feed-forward block; out_scale holds for it too"""
     multipliers: tuple[float, ...] = ()
     """mamba2: of the parts of in_proj's output (gate, x, b, c, dt)"""
     in_scale: float = 1.0
@@ -344,6 +349,9 @@ class LayerSpec:
     """both blocks read the same residual stream: x + attention(norm(x)) + feed_forward(norm(x))"""
     shared_norm: bool = False
     """in a parallel layer: one norm serves both blocks"""
+    stream_scale: float = 1.0
+    """multiplies the stream behind a layer without feed-forward block (RWKV halves it, so that half precision holds
+    it)"""
     residual_scale: float = 1.0
     """multiplies each block's output before the residual add"""
     stream_scales: tuple[float, float] | None = None

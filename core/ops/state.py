@@ -176,6 +176,52 @@ def gated_delta(
     return y.to(value.dtype), state
 
 
+def wkv(
+    key: Array,
+    value: Array,
+    a_log: Array,
+    bonus: Array,
+    state: Array,
+    query_start_loc: Array,
+    from_slots: Array,
+    to_slots: Array,
+    *,
+    max_query_len: int = 0,
+) -> tuple[Array, Array]:
+    """The weighted mean of values in RWKV-4 (Peng et al. 2023, eq. 14), for each channel by itself.
+
+    y is the mean of this token's value, weighted by exp(bonus + key), and of those before it; those of the token
+    that stands t tokens before the last one are weighted by exp(key - t * exp(a_log)).
+
+    key, value: [num_tokens, n]; a_log, bonus: float32 [n]. state: float32 [num_slots, 3, n], the sum of weighted
+    values, that of weights, both divided by exp(top), and top, the largest exponent in them; a sum of 0 has none.
+    query_start_loc, from_slots, to_slots: as in `causal_conv`. max_query_len: an upper bound, 0 if unknown.
+    In float32 at least. Mutates state; returns (y of value's shape and dtype, state or its successor).
+    """
+    import torch
+
+    wide = torch.promote_types(value.dtype, torch.float32)
+    keys, values, rate = key.to(wide), value.to(wide), a_log.to(wide).exp()
+    current, y = _load(state, from_slots).to(wide), torch.empty_like(values)
+    if max_query_len == 1:
+        current = current[_owners(query_start_loc, len(values))]
+
+    def join(top: "torch.Tensor", held: "torch.Tensor", new: "torch.Tensor", v: "torch.Tensor") -> "torch.Tensor":
+        """Sums that are divided by exp(top), and a value of weight exp(new): [m, 3, n]."""
+        most = torch.maximum(top, new)
+        old, now = torch.exp(top - most), torch.exp(new - most)
+        return torch.stack([old * held[:, 0] + now * v, old * held[:, 1] + now, most], 1)
+
+    for requests, tokens in _in_step(query_start_loc, max_query_len):
+        held, k, v = current[requests], keys[tokens], values[tokens]
+        top = held[:, 2].masked_fill(held[:, 1] == 0, -torch.inf)
+        mean = join(top, held, k + bonus, v)
+        y[tokens] = mean[:, 0] / mean[:, 1]
+        current[requests] = join(top - rate, held, k, v)
+        _keep(state, current[requests], to_slots[tokens])
+    return y.to(value.dtype), state
+
+
 def _owners(query_start_loc: "torch.Tensor", num_tokens: int) -> "torch.Tensor":
     """The request of each token; padding belongs to the last one."""
     import torch

@@ -17,7 +17,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "packed weights": ("pack_linear", "linear", "embedding"),
     "stacked weights": ("pack_stacked", "grouped_experts", "absorb_keys", "expand_values"),
     "kv cache": ("new_kv_cache", "write_kv", "paged_attention"),
-    "states": ("new_state", "causal_conv", "selective_scan", "gated_delta"),
+    "states": ("new_state", "causal_conv", "selective_scan", "gated_delta", "wkv"),
 }
 """Ops that share a memory layout: one provider serves all of a family or none of it."""
 
@@ -55,6 +55,7 @@ class OpTable:
     causal_conv = staticmethod(state.causal_conv)
     selective_scan = staticmethod(state.selective_scan)
     gated_delta = staticmethod(state.gated_delta)
+    wkv = staticmethod(state.wkv)
     # whole requests
     encoder_attention = staticmethod(ragged.encoder_attention)
     mean_rows = staticmethod(ragged.mean_rows)

@@ -324,6 +324,17 @@ class Program:
     ) -> None:
         """inputs: query, key, value, dt, beta. rates: exp(a_log)."""
 
+    def wkv(
+        self,
+        out: View,
+        inputs: Sequence[View],
+        states: Floats,
+        group: int,
+        rates: Sequence[float],
+        bonus: Sequence[float],
+    ) -> None:
+        """inputs: key, value. rates: exp(a_log)."""
+
     def linear_heads(self, out: View, x: View, stack: Stack, x_step: int, out_step: int) -> None:
         """For each matrix i: columns out_step * i of out = columns x_step * i of x @ matrix i."""
 

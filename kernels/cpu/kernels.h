@@ -317,6 +317,17 @@ struct DeltaArgs {
     float beta_scale;
 };
 
+struct WkvArgs {
+    StateRows rows;
+    const void *key, *value;  // [num_tokens, n]
+    void *out;                // [num_tokens, n]
+    float *state;             // [num_slots, 3, n]: weighted values, weights, the exponent that both are divided by
+    Dtype dtype;              // of inputs and out
+    const float *rates;       // e^a_log, [n]
+    const float *bonus;       // [n]
+    int64_t n, key_stride, value_stride;
+};
+
 // The kernels of one tier. Each is called by every thread of a region with the same arguments, does its share, and
 // returns without waiting for the others.
 struct Kernels {
@@ -344,6 +355,7 @@ struct Kernels {
     void (*scan)(const ScanArgs &, const Context &);
     size_t (*delta_scratch)(const DeltaArgs &);
     void (*delta)(const DeltaArgs &, const Context &);
+    void (*wkv)(const WkvArgs &, const Context &);
 };
 
 }  // namespace headrace

@@ -191,6 +191,8 @@ class Program {
     void gated_delta(const View &out, const DeltaViews &in, const States &states, std::int64_t num_heads,
                      std::int64_t num_key_heads, std::vector<float> rates, std::vector<float> dt_bias,
                      float beta_scale);
+    void wkv(const View &out, const View &key, const View &value, const States &states, std::vector<float> rates,
+             std::vector<float> bonus);
 
     // Behind all records so far, in the caller's thread and outside of any region: for what has no kernel.
     void call(std::function<void(const Step &)> function);

@@ -107,6 +107,12 @@ void gated_delta(Program &program, const View &out, const std::vector<View> &in,
                         std::move(rates), std::move(dt_bias), beta_scale);
 }
 
+void wkv(Program &program, const View &out, const std::vector<View> &in, Out states, std::int64_t group,
+         FloatList rates, FloatList bonus) {
+    if (in.size() != 2) refuse("inputs must be key and value");
+    program.wkv(out, in[0], in[1], states_of(states, group), std::move(rates), std::move(bonus));
+}
+
 void run(Program &program, Ints input_ids, Ints positions, Ints query_start_loc, Ints seq_lens,
          const TableList &block_tables, const IntList &slot_mappings, Ints logits_indices,
          std::optional<Ints> rope_rows, std::optional<Ints> token_types, std::optional<Ints> encoder_lens,
@@ -247,6 +253,7 @@ void bind_program(nb::module_ &m) {
              "num_groups"_a, "rates"_a, "d"_a, "dt_bias"_a, "dt_min"_a, "dt_max"_a, nb::keep_alive<1, 4>())
         .def("gated_delta", &gated_delta, "out"_a, "inputs"_a, "states"_a, "group"_a, "num_heads"_a,
              "num_key_heads"_a, "rates"_a, "dt_bias"_a, "beta_scale"_a, nb::keep_alive<1, 4>())
+        .def("wkv", &wkv, "out"_a, "inputs"_a, "states"_a, "group"_a, "rates"_a, "bonus"_a, nb::keep_alive<1, 4>())
         .def("gather", &Program::gather, "out"_a, "x"_a)
         .def("place_rows", &place_rows, "out"_a, "x"_a, nb::arg("rows").noconvert(), "column"_a, "is_sum"_a,
              nb::keep_alive<1, 4>())

@@ -171,4 +171,36 @@ void Program::gated_delta(const View &out, const DeltaViews &in, const States &s
         table.delta_scratch(args));
 }
 
+void Program::wkv(const View &out, const View &key, const View &value, const States &states, std::vector<float> rates,
+                  std::vector<float> bonus) {
+    for (const View *view : {&out, &key, &value}) check(*view, value.cols);
+    for (const View *view : {&key, &value}) want_same(*view, out, "out and each input");
+    want_dense(out, "out");
+    want_length(rates, value.cols, "rates");
+    want_length(bonus, value.cols, "bonus");
+    if (rates.empty() || bonus.empty() || states.dtype != Dtype::f32)
+        refuse("a weighted mean needs rates, a bonus and states in float32");
+    WkvArgs args{};
+    args.key = at(key);
+    args.value = at(value);
+    args.out = at(out);
+    args.state = static_cast<float *>(states.data);
+    args.dtype = out.dtype;
+    args.n = value.cols;
+    args.key_stride = key.stride;
+    args.value_stride = value.stride;
+    const Access access = use_states(states, 3 * value.cols);
+    const Kernels &table = kernels();
+    add_record(
+        [=, &table, group = states.group, rates = std::move(rates), bonus = std::move(bonus)](
+            const Step &step, const Context &context) {
+            WkvArgs now = args;
+            now.rows = state_rows(step, group);
+            now.rates = rates.data();
+            now.bonus = bonus.data();
+            table.wkv(now, context);
+        },
+        {reads(key), reads(value), writes(out), access});
+}
+
 }  // namespace headrace

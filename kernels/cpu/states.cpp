@@ -207,6 +207,70 @@ void delta_of(const DeltaArgs &args, const Context &context) {
     });
 }
 
+// ---- the weighted mean of RWKV-4 ---------------------------------------------------------------------------------
+
+// Sums divided by e^top, of which a sum of 0 has none.
+struct Weighted {
+    V values, weights, top;
+};
+
+constexpr float kNothing = -1e38f;  // an exponent beside which all others are larger
+
+// Sums, and one value of weight e^key: of the two exponentials, one is 1.
+INLINE Weighted join(const Weighted &held, V key, V value) {
+    const V gap = key - held.top, small = exp(-abs(gap));
+    const V old = gap > V{} ? small : splat(1.0f), now = gap > V{} ? splat(1.0f) : small;
+    return {fma(old, held.values, now * value), fma(old, held.weights, now), max(held.top, key)};
+}
+
+template <class T>
+void wkv_of(const WkvArgs &args, const Context &context) {
+    const StateRows &rows = args.rows;
+    const int64_t pieces = (args.n + kPiece - 1) / kPiece, state_size = 3 * args.n;
+    int64_t begin, end;
+    share(pieces * rows.num_reqs, context, &begin, &end);
+    for (int64_t item = begin; item < end; ++item) {
+        const int64_t r = item % rows.num_reqs, piece = item / rows.num_reqs * kPiece;
+        const int64_t last = piece + kPiece < args.n ? piece + kPiece : args.n, from = rows.from_slots[r * rows.from_stride];
+        const float *before = from < 0 ? nullptr : args.state + from * state_size;
+        for (int64_t i = piece; i < last; i += kLanes) {
+            const int64_t n = last - i < kLanes ? last - i : kLanes;
+            const auto get = [=](const T *data) INLINE_LAMBDA { return n == kLanes ? load_as_float(data) : load_tail(data, n); };
+            const auto get32 = [=](const float *data) INLINE_LAMBDA { return n == kLanes ? load<V>(data) : load_tail(data, n); };
+            const auto put32 = [=](float *data, V value) INLINE_LAMBDA {
+                if (n == kLanes)
+                    store(data, value);
+                else
+                    store_tail(data, value, n);
+            };
+            const V rate = get32(args.rates + i), bonus = get32(args.bonus + i);
+            Weighted held = {V{}, V{}, splat(kNothing)};
+            if (before) {
+                held = {get32(before + i), get32(before + args.n + i), get32(before + 2 * args.n + i)};
+                held.top = held.weights == V{} ? splat(kNothing) : held.top;
+            }
+            for (int64_t t = rows.query_start_loc[r]; t < rows.query_start_loc[r + 1]; ++t) {
+                const V key = get(static_cast<const T *>(args.key) + t * args.key_stride + i);
+                const V value = get(static_cast<const T *>(args.value) + t * args.value_stride + i);
+                const Weighted mean = join(held, key + bonus, value);
+                T *out = static_cast<T *>(args.out) + t * args.n + i;
+                const V y = mean.values / mean.weights;
+                if (n == kLanes)
+                    store_from_float(out, y);
+                else
+                    store_tail(out, y, n);
+                held.top = held.top - rate;
+                held = join(held, key, value);
+                if (rows.to_slots[t] < 0) continue;
+                float *after = args.state + rows.to_slots[t] * state_size + i;
+                put32(after, held.values);
+                put32(after + args.n, held.weights);
+                put32(after + 2 * args.n, held.top);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 void conv(const ConvArgs &args, const Context &context) {
@@ -236,6 +300,14 @@ void delta(const DeltaArgs &args, const Context &context) {
         case Dtype::f32: return delta_of<float>(args, context);
         case Dtype::bf16: return delta_of<bf16>(args, context);
         case Dtype::f16: return delta_of<f16>(args, context);
+    }
+}
+
+void wkv(const WkvArgs &args, const Context &context) {
+    switch (args.dtype) {
+        case Dtype::f32: return wkv_of<float>(args, context);
+        case Dtype::bf16: return wkv_of<bf16>(args, context);
+        case Dtype::f16: return wkv_of<f16>(args, context);
     }
 }
 

@@ -27,6 +27,7 @@ size_t scan_scratch(const ScanArgs &);
 void scan(const ScanArgs &, const Context &);
 size_t delta_scratch(const DeltaArgs &);
 void delta(const DeltaArgs &, const Context &);
+void wkv(const WkvArgs &, const Context &);
 
 const Kernels *table() {
     static const Kernels kernels = {
@@ -34,6 +35,7 @@ const Kernels *table() {
         rope,           act,    elementwise,           write_kv,      attention_scratch, attention,
         mean_rows,      route_scratch, route,            combine,
         modulate,       conv,          scan_scratch,     scan,     delta_scratch,     delta,
+        wkv,
     };
     return &kernels;
 }

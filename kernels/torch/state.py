@@ -127,6 +127,55 @@ def gated_delta(
     return torch.cat(parts, 1).to(value.dtype), state
 
 
+def wkv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    a_log: torch.Tensor,
+    bonus: torch.Tensor,
+    state: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    from_slots: torch.Tensor,
+    to_slots: torch.Tensor,
+    *,
+    max_query_len: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As the declaration in core/ops/state.py says. What a token does to sums is to divide them by exp(rate), and to
+    add its own; exponents of requests before are minus infinity."""
+    wide = torch.promote_types(value.dtype, torch.float32)
+    most, (owners, places) = max_query_len or len(value), _owners(query_start_loc, len(value))
+    is_first, parts = (places == 0)[:, None], []
+
+    def join(earlier: tuple[torch.Tensor, ...], later: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Two runs as (weighted values, weights, top) behind both: the first one faded already."""
+        top = torch.maximum(earlier[2], later[2])
+        old, now = torch.exp(earlier[2] - top), torch.exp(later[2] - top)
+        return old * earlier[0] + now * later[0], old * earlier[1] + now * later[1], top
+
+    for part in _tiles(value.shape[1], len(value) * 3):
+        k, v, own_bonus, rate = (
+            key[:, part].to(wide),
+            value[:, part].to(wide),
+            bonus[part],
+            a_log[part].to(wide).exp(),
+        )
+        before = _load(state[:, :, part], from_slots).to(wide)[owners].unbind(1)
+        before = (*before[:2], before[2].masked_fill(before[1] == 0, -torch.inf))
+        one = torch.ones_like(k)
+        entered = join((*before[:2], before[2] - rate), (v, one, k))
+        run = tuple(torch.where(is_first, a, b) for a, b in zip(entered, (v, one, k), strict=True))
+        fade = torch.where(is_first, -torch.inf, -rate.expand_as(k))
+        for size in _runs(most):
+            earlier = (run[0][:-size], run[1][:-size], run[2][:-size] + fade[size:])
+            joined = join(earlier, tuple(x[size:] for x in run))
+            run = tuple(torch.cat([x[:size], y]) for x, y in zip(run, joined, strict=True))
+            fade = torch.cat([fade[:size], fade[size:] + fade[:-size]])
+        behind = tuple(torch.where(is_first, a, torch.roll(b, 1, 0)) for a, b in zip(before, run, strict=True))
+        total, weights, _ = join(behind, (v, one, k + own_bonus))
+        parts.append(total / weights)
+        _keep(state[:, :, part], torch.stack(run, 1), to_slots)
+    return torch.cat(parts, 1).to(value.dtype), state
+
+
 def _runs(most: int) -> Iterator[int]:
     """Lengths of the runs that are joined until one is as long as the longest request."""
     size = 1

@@ -12,6 +12,7 @@ from headrace.core.models.spec import (
     NO_ATTENTION,
     AttentionSpec,
     LatentSpec,
+    LayerSpec,
     MixerSpec,
     ModelSpec,
     MoeSpec,
@@ -68,6 +69,13 @@ def _with_recurrence(**changes: Any) -> ModelSpec:
     return dataclasses.replace(spec, layers=layers)
 
 
+def _with_weighted_means() -> ModelSpec:
+    """The tiny model with an RWKV in the place of its first layer."""
+    spec = tiny_spec()
+    mixer = MixerSpec(kind="wkv", num_heads=48, head_dim=1, shift_size=spec.hidden_size, mlp_size=96)
+    return dataclasses.replace(spec, layers=(LayerSpec(mixer=mixer, stream_scale=0.5), spec.layers[1]))
+
+
 SPECS: dict[str, tuple[Callable[[], ModelSpec], tuple[str, ...]]] = {
     "plain": (tiny_spec, ()),
     "window": (partial(tiny_spec, window=24), ("sliding_window",)),
@@ -79,6 +87,7 @@ SPECS: dict[str, tuple[Callable[[], ModelSpec], tuple[str, ...]]] = {
     "latent": (_with_latent_attention, ()),
     "partial_rope": (partial(_with_attention, rope=RopeSpec(rotary_dim=8, interleaved=True)), ()),
     "states": (_with_recurrence, ("states",)),
+    "weighted_means": (_with_weighted_means, ("states",)),
     "delta_states": (partial(_with_recurrence, kind="delta", conv_bias=False, norm=NormSpec()), ("states",)),
 }
 """Models by name, and the features that each needs."""

@@ -281,9 +281,7 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "stack_rows": _stack_rows,
     "store_rows": _store_rows,
     "place_rows": _place_rows,
-    "causal_conv": state_cases.causal_conv,
-    "selective_scan": state_cases.selective_scan,
-    "gated_delta": state_cases.gated_delta,
+    **state_cases.BY_OP,
 }
 _FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rotary_angles": _rotary_angles,

@@ -52,6 +52,19 @@ def gated_delta(rng: Rng) -> Iterator[Case]:
             yield Case(what, [*values, normal32(rng, heads), normal32(rng, heads * decays), state, *rows], kwargs)
 
 
+def wkv(rng: Rng) -> Iterator[Case]:
+    """Channels within and across a vector's end, keys whose exponentials no float32 holds, states of nothing."""
+    for what, rows, most in _batches(rng):
+        for channels, reach in ((1, 1.0), (70, 1.0), (33, 120.0), (300, 1.0)):
+            key = normal(rng, _num_tokens(rows), channels)
+            key = replace(key, array=key.array * np.asarray(reach, key.array.dtype))
+            state = normal32(rng, NUM_SLOTS, 3, channels)
+            state.array[:, 1] = np.abs(state.array[:, 1])
+            state.array[::2, 1] = 0
+            args = [key, normal(rng, _num_tokens(rows), channels), normal32(rng, channels), normal32(rng, channels)]
+            yield Case(what, [*args, replace(state, is_mutable=True), *rows], {"max_query_len": most})
+
+
 def _batches(rng: Rng) -> Iterator[tuple[str, list[Value], int]]:
     """(name, query_start_loc, from_slots and to_slots, max_query_len). Slots that are read are not written."""
     for what, counts, most in (
@@ -70,3 +83,6 @@ def _batches(rng: Rng) -> Iterator[tuple[str, list[Value], int]]:
 
 def _num_tokens(rows: list[Value]) -> int:
     return int(rows[0].array[-1])
+
+
+BY_OP = {"causal_conv": causal_conv, "selective_scan": selective_scan, "gated_delta": gated_delta, "wkv": wkv}

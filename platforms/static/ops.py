@@ -48,6 +48,7 @@ def state_ops() -> dict[str, Callable[..., Any]]:
         "causal_conv": _causal_conv,
         "selective_scan": state.selective_scan,
         "gated_delta": state.gated_delta,
+        "wkv": state.wkv,
     }
 
 

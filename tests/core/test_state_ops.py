@@ -56,6 +56,18 @@ def gated_delta() -> tuple[torch.Tensor, Step]:
     return state, step
 
 
+def wkv() -> tuple[torch.Tensor, Step]:
+    inputs, state = (30 * normal(TOKENS, 10), normal(TOKENS, 10, seed=1)), torch.full((4, 3, 10), torch.nan)
+    vectors = (normal(10), normal(10, seed=1))
+
+    def step(part: slice, before: torch.Tensor, kept: torch.Tensor, most: int) -> torch.Tensor:
+        arrays = [array[part] for array in inputs]
+        out: torch.Tensor = OPS.wkv(*arrays, *vectors, state, rows(part), before, kept, max_query_len=most)[0]
+        return out
+
+    return state, step
+
+
 def rows(part: slice) -> torch.Tensor:
     return torch.tensor([0, part.stop - part.start], dtype=torch.int32)
 
@@ -74,7 +86,7 @@ def run(make: Callable[[], tuple[torch.Tensor, Step]], ends: Sequence[int]) -> t
     return torch.cat(outputs), state[1 + len(ends) % 2]
 
 
-@pytest.mark.parametrize("make", [causal_conv, selective_scan, gated_delta])
+@pytest.mark.parametrize("make", [causal_conv, selective_scan, gated_delta, wkv])
 @pytest.mark.parametrize("ends", [[5, 6, 7, 20, TOKENS], range(1, TOKENS + 1), [TOKENS - 1, TOKENS]])
 def test_steps_do_not_matter(make: Callable[[], tuple[torch.Tensor, Step]], ends: Sequence[int]) -> None:
     expected, last = run(make, [TOKENS])

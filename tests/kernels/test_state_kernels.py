@@ -27,7 +27,7 @@ def softplus(x: Array) -> Array:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One op. arrays: of all tokens; add(program, out, views, states) makes its record; step(state, arrays of one
-    token) is one position in float64."""
+    token) is one position in float64; prepare makes states of random numbers."""
 
     arrays: list[Array]
     out_cols: int
@@ -35,6 +35,7 @@ class Rule:
     add: Callable[[Any, Any, list[Any], Array], None]
     step: Callable[[Array, list[Array]], tuple[Array, Array]]
     has_float32_state: bool = True
+    prepare: Callable[[Array], None] = lambda states: None
 
 
 class Run:
@@ -43,7 +44,9 @@ class Run:
     def __init__(self, kit: Any, dtype: str, rule: Rule) -> None:
         self.kit, self.dtype, self.rule = kit, dtype, rule
         state_dtype = "float32" if rule.has_float32_state else dtype
-        self.states = kit.to_dtype(normal(11, NUM_SLOTS, *rule.state_shape), state_dtype)
+        states = normal(11, NUM_SLOTS, *rule.state_shape)
+        rule.prepare(states)
+        self.states = kit.to_dtype(states, state_dtype)
         self.starts = np.cumsum([0, *LENGTHS])
 
     def from_slot(self, request: int) -> int:
@@ -176,6 +179,34 @@ def test_gated_delta(kit: Any, tier: str, dtype: str, has_key_decays: bool) -> N
         return state, np.einsum("hk,hkd->hd", q, state).ravel()
 
     rule = Rule(arrays=arrays, out_cols=heads * dim, state_shape=(heads, keys, dim), add=add, step=step)
+    Run(kit, dtype, rule).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("channels", "reach"), [(1, 1.0), (70, 60.0), (300, 1.0)])
+def test_wkv(kit: Any, tier: str, dtype: str, channels: int, reach: float) -> None:
+    """Against sums that are not divided by anything: float64 holds e^400."""
+    arrays = [reach * normal(3, total_tokens(), channels), normal(4, total_tokens(), channels)]
+    arrays = [kit.to_dtype(array, dtype) for array in arrays]
+    rates, bonus = np.exp(normal(5, channels)), normal(6, channels)
+
+    def add(program: Any, out: Any, views: list[Any], states: Array) -> None:
+        program.wkv(out, views, states, 0, rates.tolist(), bonus.tolist())
+
+    def prepare(states: Array) -> None:
+        states[:, 1] = np.abs(states[:, 1])
+        states[::2, 1] = states[::2, 0] = 0
+
+    def step(state: Array, one: list[Array]) -> tuple[Array, Array]:
+        (key, value), scale = one, np.exp(state[2])
+        sums = state[0] * scale, state[1] * scale
+        own = np.exp(key + bonus)
+        y = (sums[0] + own * value) / (sums[1] + own)
+        sums = sums[0] * np.exp(-rates) + np.exp(key) * value, sums[1] * np.exp(-rates) + np.exp(key)
+        top = np.where(state[1] == 0, key, np.maximum(state[2] - rates, key))
+        return np.stack([sums[0] / np.exp(top), sums[1] / np.exp(top), top]), y
+
+    rule = Rule(arrays=arrays, out_cols=channels, state_shape=(3, channels), add=add, step=step, prepare=prepare)
     Run(kit, dtype, rule).check()
 
 

@@ -260,6 +260,13 @@ def _forgets_behind_a_chunk(*args: Any, **kwargs: Any) -> Any:
     return out, state
 
 
+def _no_largest_exponent(
+    key: Any, value: Any, a_log: Any, bonus: Any, state: Any, starts: Any, before: Any, kept: Any, **options: Any
+) -> Any:
+    op: Op = OpTable.wkv
+    return op(key.clamp(max=80), value, a_log, bonus, state, starts, before, kept, **options)
+
+
 WRONG: list[tuple[str, Op, str, str]] = [
     ("rotary_angles", _axes_swapped, "ops.rotary_axes", "three axes"),
     ("rope", _whole_head_turns, "ops.rope.float32", "rotary 32"),
@@ -317,6 +324,7 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ("causal_conv", _keeps_the_inputs_before, "model.states", "by 1"),
     ("selective_scan", _state_of_nobody, "ops.selective_scan.float32", "error"),
     ("gated_delta", _forgets_behind_a_chunk, "ops.gated_delta.float32", "a long row"),
+    ("wkv", _no_largest_exponent, "ops.wkv.float32", "error"),
 ]
 """(op, what is wrong with it, the check that must find it, words of the finding)."""
 

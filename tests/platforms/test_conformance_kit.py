@@ -58,10 +58,8 @@ def test_our_devices_pass_all_of_it(plugins: Plugins, device: str) -> None:
     subject = Subject(open_on(plugins, device), plugins)
     results = [run_check(spec, subject) for spec in all_checks().values()]
     assert not [result for result in results if result.outcome == "failed"]
-    ops = {"store_rows"} if device == "cpu" and has_native_kernels() else set()
+    ops = {"store_rows"} if device == "cpu" and has_native_kernels() else set()  # what is left to torch
     unsupported = {f"ops.{op}.{dtype}" for op in ops for dtype in DTYPES}
-    if ops:  # what the native program leaves to torch
-        unsupported |= {"ops.rotary_axes"} | {f"attention.reach.{dtype}" for dtype in DTYPES}
     unsupported |= {"model.run_ahead", "model.warm", "model.recorded"}  # what their steps have no need of
     if device == "cpu" and has_native_kernels():
         unsupported |= {"ranks.tokens", "ranks.collectives"}

@@ -31,6 +31,7 @@ DECODERS = (
     "mamba2",
     "qwen3_next",
     "lfm2",
+    "rwkv",
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in (

@@ -66,6 +66,11 @@ _FALCON_H1 = {
     "ssm_in_multiplier": 1.25, "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5,
     0.3535533905932738], "ssm_out_multiplier": 0.23570226039551587, "tie_word_embeddings": False,
 }  # fmt: skip
+_RWKV: Mapping[str, Any] = {
+    "model_type": "rwkv", "vocab_size": 50277, "hidden_size": 768, "num_hidden_layers": 12, "context_length": 1024,
+    "attention_hidden_size": 768, "intermediate_size": 3072, "layer_norm_epsilon": 1e-5, "rescale_every": 6,
+    "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False, "torch_dtype": "float32",
+}  # fmt: skip
 PUBLISHED_RECURRENT: Mapping[str, Mapping[str, Any]] = {
     "mamba_130m": _mamba((50280, 768, 1536, 24), 48),
     "mamba_2_8b": _mamba((50280, 2560, 5120, 64), 160),
@@ -79,6 +84,9 @@ PUBLISHED_RECURRENT: Mapping[str, Mapping[str, Any]] = {
         "use_bias": False, "use_conv_bias": True, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     },
+    "rwkv_4_169m": _RWKV,
+    "rwkv_4_14b": {**_RWKV, "hidden_size": 5120, "num_hidden_layers": 40, "attention_hidden_size": 5120,
+    "intermediate_size": 20480},
     "jamba_v0_1": _sizes("jamba", (65536, 4096, 14336, 32, 32, 8, 262144), mamba_dt_rank=256, **_JAMBA),
     "jamba_1_5_large": _sizes("jamba", (65536, 8192, 24576, 72, 64, 8, 262144), mamba_dt_rank=512, **_JAMBA),
     "bamba_9b": _bamba(

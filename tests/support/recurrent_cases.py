@@ -71,6 +71,7 @@ RECURRENT_CASES = (
     Case("olmo_hybrid", "olmo_hybrid", {**HYBRID, **OLMO_DELTA}),
     Case("kimi_linear", "kimi_linear", KIMI),
     Case("minimax", "minimax", {**HYBRID, **MINIMAX}),
+    Case("rwkv", "rwkv", {"rescale_every": 2}, has_sdpa=False),
 )
 RECURRENT_FLAGS = (
     Case(
@@ -128,5 +129,11 @@ RECURRENT_FLAGS = (
         {**HYBRID, **OLMO_DELTA, "linear_allow_neg_eigval": False, "rope_parameters": NO_ROPE},
     ),
     Case("kimi_linear_latent", "kimi_linear", {**KIMI, "q_lora_rank": 24, "moe_renormalize": False}),
+    Case(
+        "rwkv_sizes",
+        "rwkv",
+        {"attention_hidden_size": 48, "intermediate_size": None, "rescale_every": 0, "tie_word_embeddings": True},
+        has_sdpa=False,
+    ),
     Case("lfm2_moe_plain", "lfm2_moe", {**CONV, "use_expert_bias": False, "norm_topk_prob": False}),
 )

@@ -128,6 +128,38 @@ def gated_delta(
     return y.astype(value.dtype), state
 
 
+@compiled("max_query_len")
+def wkv(
+    key: Array,
+    value: Array,
+    a_log: Array,
+    bonus: Array,
+    state: Array,
+    query_start_loc: Array,
+    from_slots: Array,
+    to_slots: Array,
+    *,
+    max_query_len: int = 0,
+) -> tuple[Array, Array]:
+    """([num_tokens, n], state)."""
+    rate = jnp.exp(a_log)
+
+    def join(top: Array, held: Array, new: Array, value: Array) -> Array:
+        most = jnp.maximum(top, new)
+        old, now = jnp.exp(top - most), jnp.exp(new - most)
+        return jnp.stack([old * held[:, 0] + now * value, old * held[:, 1] + now, most], 1)
+
+    def advance(held: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+        key, value = inputs
+        top = jnp.where(held[:, 1] == 0, -jnp.inf, held[:, 2])
+        mean = join(top, held, key + bonus, value)
+        return join(top - rate, held, key, value), mean[:, 0] / mean[:, 1]
+
+    inputs = (widen(key), widen(value))
+    y, state = _recur(advance, inputs, state, query_start_loc, from_slots, to_slots, max_query_len)
+    return y.astype(value.dtype), state
+
+
 def _recur(
     advance: Callable[[Array, tuple[Array, ...]], tuple[Array, Array]],
     inputs: tuple[Array, ...],
@@ -172,4 +204,4 @@ def _keep(state: Array, values: Array, to_slots: Array) -> Array:
     return state.at[drop_negative(to_slots, state.shape[0])].set(values.astype(state.dtype), mode="drop")
 
 
-FUNCTIONS = (new_state, causal_conv, selective_scan, gated_delta)
+FUNCTIONS = (new_state, causal_conv, selective_scan, gated_delta, wkv)

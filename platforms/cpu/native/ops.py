@@ -52,6 +52,7 @@ _NUM_VALUES = {
     "causal_conv": 1,
     "selective_scan": 4,
     "gated_delta": 5,
+    "wkv": 2,
     "add": 2,
     "scale": 1,
     "softcap": 1,
@@ -76,6 +77,7 @@ _INPUTS = {
     "causal_conv": ("query_start_loc", "block_tables", "slot_mappings"),
     "selective_scan": ("query_start_loc", "block_tables", "slot_mappings"),
     "gated_delta": ("query_start_loc", "block_tables", "slot_mappings"),
+    "wkv": ("query_start_loc", "block_tables", "slot_mappings"),
     "write_kv": ("slot_mappings",),
     "paged_attention": ("query_start_loc", "seq_lens", "block_tables", "reach"),
     "place_rows": ("image_rows",),
@@ -86,7 +88,7 @@ _INPUTS = {
 """What the int32 arrays of an op are in a batch, in order."""
 _BY_TOKEN = ("input_ids", "positions", "rope_positions")
 """Arrays that say how many tokens there are, where no activation does."""
-_STATES = {"causal_conv": 3, "selective_scan": 7, "gated_delta": 7}
+_STATES = {"causal_conv": 3, "selective_scan": 7, "gated_delta": 7, "wkv": 4}
 """Which argument of an op holds states."""
 
 

@@ -349,6 +349,18 @@ class NativeProgram:
             i.attrs["beta_scale"],
         )
 
+    def _wkv(self, i: Instruction) -> None:
+        key, value, a_log, bonus, state, _, from_slots, _ = i.inputs
+        assert isinstance(state, StateRef) and isinstance(from_slots, InputRef)
+        self._program.wkv(
+            self._view(i.outputs[0]),
+            [self._view(key), self._view(value)],
+            self._states[state],
+            from_slots.group,
+            self._rates(a_log),
+            self._floats(bonus),
+        )
+
     # ---- elementwise and shapes ---------------------------------------------------------------------------
     def _add(self, i: Instruction) -> None:
         self._program.add(self._view(i.outputs[0]), self._view(i.inputs[0]), self._view(i.inputs[1]))

@@ -300,6 +300,22 @@ class Tracer:
         inputs = (query, key, value, dt, beta, a_log, dt_bias, state, query_start_loc, from_slots, to_slots)
         return self._emit("gated_delta", inputs, self._like(value), beta_scale=beta_scale), state
 
+    def wkv(
+        self,
+        key: Value,
+        value: Value,
+        a_log: ParamRef,
+        bonus: ParamRef,
+        state: StateRef,
+        query_start_loc: InputRef,
+        from_slots: InputRef,
+        to_slots: InputRef,
+        *,
+        max_query_len: int = 0,
+    ) -> tuple[Value, StateRef]:
+        inputs = (key, value, a_log, bonus, state, query_start_loc, from_slots, to_slots)
+        return self._emit("wkv", inputs, self._like(value)), state
+
     # ---- elementwise and shapes ---------------------------------------------------------------------------
     def add(self, x: Value, y: Value) -> Value:
         return self._emit("add", (x, y), self._like(x))
