@@ -35,7 +35,7 @@ from .jax_sharding import (
 
 _LOST = ("UNAVAILABLE", "DATA_LOSS", "ABORTED", "INTERNAL: Core halted")
 """How the runtime's messages begin when a device does not answer any more."""
-_PLACING = ("pack_linear", "upload", "to_device")
+_PLACING = ("pack_linear", "pack_stacked", "upload", "to_device")
 """Ops that make arrays on a device."""
 
 

@@ -11,7 +11,7 @@ from headrace.core.self_test import TOLERANCE
 
 from .op_checks import compare, to_array, to_numpy
 from .registry import DTYPES, NotSupported, Subject, add_check
-from .values import Value
+from .values import LONG_SUMS, Value
 
 Float64 = npt.NDArray[np.float64]
 RAGGED = ((1, 1), (16, 16), (1, 33), (0, 20), (5, 37), (1, 16), (17, 17), (3, 48), (1, 130))
@@ -19,6 +19,11 @@ RAGGED = ((1, 1), (16, 16), (1, 33), (0, 20), (5, 37), (1, 16), (17, 17), (3, 48
 LARGE = ((1, 700), (257, 513), (64, 64), (1, 1))
 DECODE = ((1, 1), (1, 16), (1, 33), (0, 20), (1, 1100), (1, 513))
 """A step of one token a request, which may have kernels of its own; long ones may be split along their keys."""
+LONG = ((1, 5000), (2, 4300))
+"""More keys than 4096, where counters and tables may end."""
+LONG_DECODE = ((1, 5000), (1, 4300))
+MANY = tuple((1 + index % 3, 3 + 5 * index % 19) for index in range(70))
+"""More requests than one tile, warp or register has lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +42,15 @@ class Variant:
     reach: bool = False
     query_size: float = 1.0
     kv_size: float = 1.0
+    scale: float = 0.0
+    """0: 1 / sqrt(head_dim)"""
+    is_mean: bool = False
+    """every key counts the same and no value is negative: a result is the mean of thousands of numbers"""
     block_size: int = 0
     """0: one that the device takes"""
     kv_dtype: str = ""
+    max_blocks: int = 0
+    """blocks that a request has; a longer one reads some of them again and again. 0: as many as it needs"""
     has_bounds: bool = True
     """the caller knows the longest query and sequence"""
     feature: str = ""
@@ -55,6 +66,7 @@ VARIANTS = {
     "window_of_a_block": Variant(window=16, feature="sliding_window"),
     "large_window": Variant(window=200, feature="sliding_window", requests=LARGE),
     "softcap": Variant(softcap=5.0, feature="softcap"),
+    "edge_window": Variant(window=18, feature="sliding_window", requests=((1, 33), (1, 49), (1, 65), (2, 50))),
     "window_softcap": Variant(window=9, softcap=3.0, head_dim=32, feature="sliding_window"),
     "sinks": Variant(sinks=True, head_dim=64),
     "alibi": Variant(alibi=True),
@@ -70,6 +82,15 @@ VARIANTS = {
     "large_values": Variant(kv_size=300.0, query_size=0.01),
     "wide_heads": Variant(num_heads=10, num_kv_heads=10, head_dim=256, requests=((3, 5), (1, 40))),
     "many_heads": Variant(num_heads=32, num_kv_heads=2, requests=((1, 50), (9, 20))),
+    "heads_of_96": Variant(num_heads=6, num_kv_heads=2, head_dim=96, requests=((3, 20), (1, 40))),
+    "heads_of_128": Variant(num_heads=40, num_kv_heads=8, head_dim=128, requests=((3, 20), (1, 40))),
+    "heads_of_128_decode": Variant(num_heads=40, num_kv_heads=8, head_dim=128, requests=((1, 20), (1, 40))),
+    "own_scale": Variant(scale=0.37, num_heads=6, num_kv_heads=3),
+    "own_scale_decode": Variant(scale=0.37, num_heads=6, num_kv_heads=3, requests=((1, 1), (1, 33), (1, 40))),
+    "many_requests": Variant(num_heads=2, num_kv_heads=1, requests=MANY),
+    "long": Variant(num_heads=2, num_kv_heads=1, max_blocks=9, requests=LONG),
+    "long_window": Variant(window=4096, max_blocks=9, feature="sliding_window", requests=LONG_DECODE),
+    "long_sums": Variant(query_size=0.0, is_mean=True, num_heads=2, num_kv_heads=1, max_blocks=9, requests=LONG),
     "unknown_lengths": Variant(has_bounds=False),
     "blocks_of_32": Variant(block_size=32),
     "int8_cache": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, head_dim=64),
@@ -156,7 +177,8 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     lens = np.array([seq_len for _, seq_len in variant.requests], np.int32)
     counts = np.array([count for count, _ in variant.requests], np.int32)
     needed = -(-lens // size)
-    num_blocks = int(needed.sum()) + 5
+    kept = np.minimum(needed, variant.max_blocks or needed)
+    num_blocks = int(kept.sum()) + 5
     cache = ops.new_kv_cache(
         num_blocks=num_blocks,
         block_size=size,
@@ -179,19 +201,23 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     # Blocks at random, the table padded with -1; blocks that left the window are stale.
     # The longest request begins in the last block: -1 must not be taken for the last slot either.
     ids = rng.permutation(np.arange(1, num_blocks))
-    first = int(needed[: lens.argmax()].sum())
+    first = int(kept[: lens.argmax()].sum())
     last = int(ids.argmax())
     ids[[first, last]] = ids[[last, first]]
     table = np.full((len(lens), int(needed.max()) + 1), -1, np.int32)
-    slots = []
-    for row, (seq_len, blocks) in enumerate(zip(lens, needed, strict=True)):
-        own, ids = ids[:blocks], ids[blocks:]
-        table[row, :blocks] = own
-        positions = np.arange(seq_len)
-        slots.append((own[positions // size] * size + positions % size).astype(np.int32))
-    key, value = (
-        to_array(ops, activation(variant.kv_size, int(lens.sum()), kv_heads, head_dim), dtype) for _ in range(2)
-    )
+    slots, places = [], []  # of what is stored, and where each position of a request lies in it
+    num_stored = 0
+    for row, (seq_len, blocks, count) in enumerate(zip(lens, needed, kept, strict=True)):
+        own, ids = ids[:count], ids[count:]
+        turns = np.arange(blocks) if count == blocks else rng.integers(0, count, blocks)
+        table[row, :blocks] = own[turns]
+        positions, stored = np.arange(seq_len), np.arange(seq_len if count == blocks else count * size)
+        slots.append((own[stored // size] * size + stored % size).astype(np.int32))
+        places.append(num_stored + turns[positions // size] * size + positions % size)
+        num_stored += len(stored)
+    key, value = (to_array(ops, activation(variant.kv_size, num_stored, kv_heads, head_dim), dtype) for _ in range(2))
+    if variant.is_mean:
+        value = to_array(ops, Value("activation", rng.random((num_stored, kv_heads, head_dim), np.float32)), dtype)
     all_slots = np.concatenate(slots)
     order = rng.permutation(len(all_slots)).astype(np.int32)
     shuffle = ops.to_device(order)
@@ -209,7 +235,7 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     slopes = (0.5 ** np.arange(1, heads + 1)).astype(np.float32) if variant.alibi else None
     relative = rng.standard_normal((32, heads)).astype(np.float32) if variant.relative else None
     reach = [_reach(rng, count, seq_len) for count, seq_len in variant.requests] if variant.reach else []
-    scale = head_dim**-0.5
+    scale = variant.scale or head_dim**-0.5
     result = ops.paged_attention(
         query,
         cache,
@@ -227,12 +253,14 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
         max_query_len=int(counts.max()) if variant.has_bounds else 0,
         max_seq_len=int(lens.max()) if variant.has_bounds else 0,
     )
-    q, k, v = (to_numpy(ops, array) for array in (query, key, value))
+    q, *kv = (to_numpy(ops, array) for array in (query, key, value))
+    k, v = (array[np.concatenate(places)] for array in kv)
     if variant.kv_dtype:
         k, v = rounded_rows(k), rounded_rows(v)
     expected = _expected(variant, q, k, v, scale, sinks, slopes, relative, reach)
-    error = compare(to_numpy(ops, result), expected, TOLERANCE[dtype], "attention")
-    return f"{len(lens)} requests, error {error:.1e}, allowed {TOLERANCE[dtype]:.0e}"
+    allowed = (LONG_SUMS if variant.is_mean else TOLERANCE)[dtype]
+    error = compare(to_numpy(ops, result), expected, allowed, "attention")
+    return f"{len(lens)} requests, error {error:.1e}, allowed {allowed:.0e}"
 
 
 def _reach(rng: np.random.Generator, count: int, seq_len: int) -> npt.NDArray[np.int32]:

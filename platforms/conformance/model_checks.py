@@ -243,7 +243,7 @@ def check_run_ahead(subject: Subject) -> str:
     if not depth:
         raise NotSupported("depth 0: no step begins before the last one's result is read")
     driver = Driver(*subject.runner(tiny_spec()))
-    prompts = [_prompt(5), _prompt(20)]
+    prompts = [_prompt(5), _prompt(20), _prompt(11)]  # three, so that steps of a few sizes are padded
     alone = [driver.generate(prompt, NUM_TOKENS) for prompt in prompts]
     driver.remove_all()
     rows = [driver.add(prompt) for prompt in prompts]
@@ -254,7 +254,7 @@ def check_run_ahead(subject: Subject) -> str:
             pending.append(driver.submit({row: 1 for row in rows}))
         found.append(pending.pop(0).result().token_ids.tolist())
     _same([list(column) for column in zip(*found, strict=True)], alone, f"depth {depth}")
-    return f"{NUM_TOKENS} tokens of 2 requests, {depth} steps ahead"
+    return f"{NUM_TOKENS} tokens of {len(rows)} requests, {depth} steps ahead"
 
 
 @check("model.masks")

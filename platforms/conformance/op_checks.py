@@ -15,7 +15,7 @@ from headrace.core.weights.source import HostTensor
 
 from . import sampling_cases, state_cases
 from .registry import DTYPES, Failed, Subject, add_check, need_definitions
-from .values import ROWS, Case, HostArray, Rng, Value, normal, normal32, whole
+from .values import LONG_SUMS, ROWS, Case, HostArray, Rng, Value, normal, normal32, whole
 
 if TYPE_CHECKING:
     import torch
@@ -457,7 +457,7 @@ def _check_long_sums(dtype: str, subject: Subject) -> str:
         x = to_array(ops, Value("activation", rng.random((num_tokens, columns), np.float32)), dtype)
         expected = wide_copy(ops, x, torch.float64) @ _rounded([tensor], dtype).T
         # Of numbers of one sign no error cancels, so sums can be held to what a result's own rounding leaves.
-        allowed = {"float32": 1e-11, "float16": 2e-7, "bfloat16": 2e-5}[dtype]
+        allowed = LONG_SUMS[dtype]
         worst = max(
             worst, compare(to_numpy(ops, ops.linear(x, weight)), expected.numpy(), allowed, f"{num_tokens} tokens")
         )

@@ -74,6 +74,13 @@ def sample(rng: Rng) -> Iterator[Case]:
     warmth = Value("float32", np.array([0, 1, 0, 1, 1, 0.7], np.float32))
     yield Case("greedy over chunks", [*draws, None, None, None, None], exact_inputs=True)
     yield Case("draws over chunks", [*draws, warmth, None, None, None], exact_inputs=True)
+    limits_of_rows = [
+        whole([0, 5, 0, 1, 2000, 40]),
+        Value("float32", np.array([0.3, 1.0, 0.9, 1.0, 0.8, 0.95], np.float32)),
+        Value("float32", np.array([0.0, 0.0, 0.1, 0.0, 0.02, 0.0], np.float32)),
+    ]
+    hot = Value("float32", np.array([1.5, 1, 0.7, 1, 1, 2.0], np.float32))
+    yield Case("limits over chunks", [*draws, hot, *limits_of_rows], exact_inputs=True)
     # Few different values: which of equal tokens are kept is decided by their order. Probabilities are whole 1/64ths,
     # so that sums are exact in any order.
     tied = np.log(np.array([16, 16, 8, 8, 8, 2, 2, 1, 1, 1, 1], np.float32))

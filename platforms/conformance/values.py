@@ -17,6 +17,8 @@ Rng = np.random.Generator
 HostArray = npt.NDArray[Any]
 ROWS = (0, 1, 3, 17, 130)
 """Token counts: none, one, odd, across a vector's end, large."""
+LONG_SUMS = {"float32": 1e-11, "float16": 2e-7, "bfloat16": 2e-5}
+"""Errors of sums of many numbers of one sign: none cancels, so that a result may have its own rounding's alone."""
 
 
 @dataclass(frozen=True, slots=True)

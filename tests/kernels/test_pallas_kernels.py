@@ -33,6 +33,7 @@ def subject() -> Subject:
         "attention.alibi.float32",
         "attention.all_kv_heads.bfloat16",
         "model.greedy.window",
+        "ops.latent_heads.float32",
         *(
             pytest.param(f"attention.{name}.{dtype}", marks=pytest.mark.slow)
             for name in ("one_kv_head", "large", "large_window", "softcap", "window_of_a_block")

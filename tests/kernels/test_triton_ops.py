@@ -47,9 +47,7 @@ OPS = TritonOps(TINY, wide_dot=True)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def values(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:

@@ -159,6 +159,17 @@ def test_samples_are_the_definitions(filters: str) -> None:
     assert np.asarray(got).tolist() == want.tolist()
 
 
+def test_no_tokens_are_a_batch_too() -> None:
+    none = np.zeros((0, 16), np.float32)
+    groups = {"num_experts_per_token": 4, "num_groups": 4, "num_groups_per_token": 2}
+    weights, experts = FUNCTIONS["route_experts"](jnp.asarray(none), **groups)
+    assert weights.shape == experts.shape == (0, 4)
+    stacks = jnp.asarray(normal(5, 48, 16)), jnp.asarray(normal(5, 16, 24))
+    assert FUNCTIONS["grouped_experts"](jnp.asarray(none), weights, experts, *stacks).shape == (0, 16)
+    indices = jnp.zeros((0, 3), jnp.int32)
+    assert FUNCTIONS["stack_rows"](jnp.asarray(normal(4, 16)), indices).shape == (0, 48)
+
+
 def test_padding_is_dropped() -> None:
     last = FUNCTIONS["remember_tokens"](jnp.arange(4), jnp.asarray(ints(2, -1)), jnp.asarray(ints(70, 71)))
     assert np.asarray(last).tolist() == [0, 1, 70, 3]

@@ -50,7 +50,7 @@ def route_experts(
     scores = jax.nn.softmax(logits, -1) if score == "softmax" else jax.nn.sigmoid(logits)
     choice = scores if correction is None else scores + correction
     if num_groups > 1:
-        grouped = choice.reshape(*choice.shape[:-1], num_groups, -1)
+        grouped = choice.reshape(*choice.shape[:-1], num_groups, choice.shape[-1] // num_groups)
         best = jax.lax.top_k(grouped, 2)[0].sum(-1) if group_score == "top2" else grouped.max(-1)
         chosen = jax.lax.top_k(best, num_groups_per_token)[1]
         kept = (chosen[..., None] == jnp.arange(num_groups)).any(-2)
@@ -133,7 +133,7 @@ def expert_sums(
         outputs = outputs * factors
     outputs = jnp.where(sorted_experts[:, None] < num_experts, outputs, 0)
     unsorted = jnp.zeros_like(outputs).at[order].set(outputs, unique_indices=True)
-    return unsorted.reshape(x.shape[0], count, -1).sum(1)
+    return unsorted.reshape(x.shape[0], count, outputs.shape[1]).sum(1)
 
 
 @compiled()

@@ -87,7 +87,7 @@ def mean_rows(x: Array, starts: Array, ends: Array) -> Array:
 def stack_rows(x: Array, indices: Array) -> Array:
     """Windows of rows side by side; rows of a negative index are zeros."""
     rows = jnp.where(indices[..., None] < 0, 0, jnp.take(x, indices, axis=0, mode="clip"))
-    return rows.astype(x.dtype).reshape(indices.shape[0], -1)
+    return rows.astype(x.dtype).reshape(indices.shape[0], indices.shape[1] * x.shape[1])
 
 
 @compiled()

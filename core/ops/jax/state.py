@@ -112,7 +112,7 @@ def gated_delta(
         x = x * jax.lax.rsqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
         return jnp.repeat(x, num_heads // x.shape[1], 1)
 
-    steps = widen(dt).reshape(num_tokens, num_heads, -1) + dt_bias.reshape(num_heads, -1)
+    steps = widen(dt).reshape(num_tokens, num_heads, dt_bias.size // num_heads) + dt_bias.reshape(num_heads, -1)
     decay = jnp.exp(-jnp.exp(a_log)[:, None] * jax.nn.softplus(steps))[..., None]
 
     def advance(current: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
