@@ -11,6 +11,12 @@ _GLM4V: Mapping[str, Any] = {
 }  # fmt: skip
 ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "camembert": ("roberta", {}),
+    "emu3_text_model": (
+        "llama",
+        {
+            "num_key_value_heads": 8, "max_position_embeddings": 9216, "rope_theta": 1000000.0, "rms_norm_eps": 1e-5,
+        },
+    ),
     "gemma4_unified_text": (
         "gemma4_text",
         {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024},

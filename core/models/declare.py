@@ -538,7 +538,8 @@ def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
         f"{prefix}.router", num_experts, hidden_size, "replicated", moe.router_bias, quantizable=False
     )
     if moe.has_correction:
-        yield Param(name=f"{prefix}.router.correction", shape=(num_experts,), kind="vector")
+        zeros = partial(_filled, (num_experts,), 0.0) if moe.may_lack_correction else None
+        yield Param(name=f"{prefix}.router.correction", shape=(num_experts,), kind="vector", compute=zeros)
     expert_size = moe.latent_size or hidden_size
     up = ("gate_up_proj", ("gate_proj", "up_proj")) if moe.gated else ("up_proj", ("up_proj",))
     for name, pieces, rows, columns in ((*up, size, expert_size), ("down_proj", ("down_proj",), expert_size, size)):
@@ -564,5 +565,7 @@ def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
         yield from leaves.linear(f"{prefix}.latent_out", hidden_size, moe.latent_size, "replicated", False)
     if moe.shared is not None:
         yield from _mlp(moe.shared, f"{prefix}.shared", hidden_size)
+    if moe.out_norm is not None:
+        yield from leaves.norm(moe.out_norm, f"{prefix}.out_norm", hidden_size)
     if moe.shared_gated:
         yield from leaves.linear(f"{prefix}.shared_gate", 1, hidden_size, "replicated", False, quantizable=False)

@@ -96,9 +96,9 @@ def _moe(
     )
     if moe.latent_size:
         out = ops.linear(out, params[f"{prefix}latent_out.weight"])
-    if moe.shared is None:
-        return out
-    shared = _mlp(ops, moe.shared, params, f"{prefix}shared.", x)
-    if moe.shared_gated:
-        shared = ops.gate(shared, ops.linear(x, params[f"{prefix}shared_gate.weight"]))
-    return ops.add(out, shared)
+    if moe.shared is not None:
+        shared = _mlp(ops, moe.shared, params, f"{prefix}shared.", x)
+        if moe.shared_gated:
+            shared = ops.gate(shared, ops.linear(x, params[f"{prefix}shared_gate.weight"]))
+        out = ops.add(out, shared)
+    return out if moe.out_norm is None else normalize(ops, moe.out_norm, params, f"{prefix}out_norm.", out)

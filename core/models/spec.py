@@ -239,6 +239,10 @@ class MoeSpec:
     """weights multiply the experts' input instead of their output (Llama 4)"""
     shared: MlpSpec | None = None
     """a block that every token passes"""
+    out_norm: NormSpec | None = None
+    """normalises the output, the shared block's included"""
+    may_lack_correction: bool = False
+    """a checkpoint without corrections has zeros"""
     shared_gated: bool = False
     """the shared block's output is multiplied by sigmoid(shared_gate(x))"""
 

@@ -13,13 +13,17 @@ _LLAVA = "vision_tower|multi_modal_projector"
 _IDEFICS = "vision_model|connector"
 _QWEN = "visual|audio_tower|talker|token2wav|code2wav"
 WRAPPERS: Mapping[str, tuple[str, str]] = {
+    "apertus1p5": ("apertus1p5_text", "vision_tokenizer|audio_tokenizer"),
     "aria": ("aria_text", _LLAVA),
     "aya_vision": ("cohere2", _LLAVA),
+    "cohere_compass": ("cohere_compass_text", "visual"),
     "cohere2_vision": ("cohere2", _LLAVA),
     "deepseek_vl": ("llama", "vision_model|aligner"),
+    "emu3": ("emu3_text_model", "vqmodel"),
     "exaone4_5": ("exaone4", "visual|mtp"),
     "fuyu": ("persimmon", "vision_embed_tokens"),
     "gemma3": ("gemma3_text", _LLAVA),
+    "gemma3n": ("gemma3n_text", "vision_tower|audio_tower|embed_vision|embed_audio"),
     "gemma4": ("gemma4_text", "vision_tower|audio_tower|embed_vision|embed_audio"),
     "gemma4_unified": ("gemma4_unified_text", "vision_embedder|audio_tower|embed_vision|embed_audio"),
     "glm46v": ("glm4v_text", "visual"),
@@ -49,6 +53,7 @@ WRAPPERS: Mapping[str, tuple[str, str]] = {
     "ovis2": ("qwen2", "vision_tower|visual_embeddings_table"),
     "paddleocr_vl": ("paddleocr_vl_text", "visual|projector|mlp_AR"),
     "paligemma": ("gemma", _LLAVA),
+    "phi4_multimodal": ("phi3", "embed_tokens_extend"),
     "qwen2_5_omni": ("qwen2_5_omni_text", _QWEN),
     "qwen2_5_omni_thinker": ("qwen2_5_omni_text", _QWEN),
     "qwen2_5_vl": ("qwen2_5_vl_text", _QWEN),

@@ -19,6 +19,28 @@ _YARN_40 = {
     "mscale": 1.0, "mscale_all_dim": 1.0,
 }  # fmt: skip
 PUBLISHED_RECENT: Mapping[str, Config] = {
+    "ax_k1": _model(
+        "axk1", (163840, 7168, 18432, 61, 64, 64, 131072), kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128,
+        qk_rope_head_dim=64, v_head_dim=128, n_routed_experts=192, n_shared_experts=1, num_experts_per_tok=8,
+        moe_intermediate_size=2048, n_group=8, topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=True,
+        first_k_dense_replace=1, moe_layer_freq=1, rope_scaling={**_YARN_40, "factor": 32}, rope_theta=10000,
+    ),
+    "apertus_1_5_8b_sizes": _model(
+        "apertus1p5_text", (266752, 4096, 21504, 32, 32, 8, 65536), hidden_act="xielu", output_vocab_size=131272,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+        },
+        tie_word_embeddings=False,
+    ),
+    "compass_sizes": _model(
+        "cohere_compass_text", (262144, 2048, 8192, 24, 16, 4, 131072), head_dim=128, logit_scale=0.25,
+        layer_types=(["sliding_attention"] * 3 + ["full_attention"]) * 6, sliding_window=1024,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention": None,
+        },
+    ),
+    "emu3_chat_text": _model("emu3_text_model", (184622, 4096, 14336, 32, 32, 8, 9216), rope_theta=1000000.0),
     "iquest_coder_v1_40b": _model(
         "iquestcoder", (76800, 5120, 27648, 80, 40, 8, 131072), head_dim=128, rope_theta=500000.0, rms_norm_eps=1e-5
     ),

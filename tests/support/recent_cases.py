@@ -44,7 +44,16 @@ MODERNBERT: Mapping[str, Any] = {
     "decoder_bias": False,
 }  # fmt: skip
 SPARSE = ["dense", "sparse", "sparse", "sparse"]
+COMPASS: Mapping[str, Any] = {
+    **HALF_SLIDING, "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3]},
+        "full_attention": None,
+    },
+}  # fmt: skip
 RECENT_CASES = (
+    Case("axk1", "axk1", {"num_key_value_heads": 4, "mlp_layer_types": SPARSE}),
+    Case("apertus1p5", "apertus1p5_text", {"tie_word_embeddings": False}),
+    Case("cohere_compass", "cohere_compass_text", {**COMPASS, "logit_scale": 0.5}),
     Case("gemma4", "gemma4_text", {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
     Case("iquestcoder", "iquestcoder", {"head_dim": 24}),
     Case("hyperclovax", "hyperclovax", {"head_dim": 16, **MULTIPLIERS, "logits_scaling": 0.25}),
@@ -76,6 +85,7 @@ RECENT_CASES = (
     Case("gemma3n", "gemma3n_text", GEMMA3N),
 )
 RECENT_FLAGS = (
+    Case("apertus1p5_cut", "apertus1p5_text", {"output_vocab_size": 100, "tie_word_embeddings": False}),
     Case("hyperclovax_plain", "hyperclovax", {"use_post_norm": False}),
     Case("solar_open_bias", "solar_open", {"head_dim": 16, "attention_bias": True, "norm_topk_prob": False}),
     Case("exaone_moe_full", "exaone_moe", {"layer_types": ["full_attention"] * 4, "head_dim": 16}),

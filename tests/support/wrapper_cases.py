@@ -1,13 +1,16 @@
 """Tiny multimodal checkpoints made by transformers, whose language model is compared as it reads text alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from paged_model import Case, assert_close, load_folder, make_sequences, randomise, tiny_sizes
+from recent_cases import COMPASS, GEMMA3N
 
 TOWER_SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "embed_dim": 32, "intermediate_size": 40, "num_hidden_layers": 1, "depth": 1, "num_layers": 1,
@@ -54,6 +57,9 @@ SAM: Mapping[str, Any] = {"output_channels": 16, "window_size": 2, "global_attn_
 PIXTRAL: Mapping[str, Any] = {
     "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1,
     "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+TOKENIZER: Mapping[str, Any] = {
+    "base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "codebook_size": 8, "codebook_dim": 32,
 }  # fmt: skip
 WRAPPER_CASES = (
     WrapperCase("gemma3", "gemma3_text", GEMMA3, {"mm_tokens_per_image": 4}),
@@ -106,6 +112,18 @@ WRAPPER_CASES = (
     WrapperCase("video_llama_3", "qwen2"),
     WrapperCase("fuyu", "persimmon"),
     WrapperCase("voxtral", "llama"),
+    WrapperCase(
+        "apertus1p5", "apertus1p5_text", {"tie_word_embeddings": False, "output_vocab_size": 110},
+        {"image_token_id": 3, "audio_token_id": 4, "image_token_offset": 112, "audio_token_offset": 120},
+        tower_sizes={**TOKENIZER, "vocab_size": 8},
+    ),
+    WrapperCase("cohere_compass", "cohere_compass_text", COMPASS),
+    WrapperCase(
+        "emu3", "emu3_text_model", {"vocab_size": 131},
+        {"vocabulary_map": {"<image>": 3, **{f"<|visual token {i:06d}|>": 4 + i for i in range(8)}}},
+        tower_sizes=TOKENIZER,
+    ),
+    WrapperCase("gemma3n", "gemma3n_text", GEMMA3N),
     WrapperCase("qwen2_audio", "qwen2"),
     WrapperCase("granite_speech", "granite", {"attention_multiplier": 0.1}),
     WrapperCase("qwen2_5_omni_thinker", "qwen2_5_omni_text", {"rope_parameters": MROPE}, name="qwen2_5_omni"),
@@ -133,7 +151,7 @@ def check_text(case: WrapperCase, folder: Path, *, as_published: bool) -> float:
 
 def make_wrapper(case: WrapperCase) -> Any:
     """A tiny random model of transformers' own class."""
-    from transformers import AutoConfig, AutoModelForImageTextToText, AutoModelForMultimodalLM
+    from transformers import AutoConfig, AutoModel, AutoModelForImageTextToText, AutoModelForMultimodalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     default = CONFIG_MAPPING[case.model_type]()
@@ -149,7 +167,16 @@ def make_wrapper(case: WrapperCase) -> Any:
     auto: Any = AutoModelForImageTextToText
     if type(config) not in auto._model_mapping:
         auto = AutoModelForMultimodalLM
-    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    with patch.object(AutoModel, "from_config", partial(_tower, AutoModel.from_config)):
+        model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     randomise(model)
     model.tie_weights()
     return model
+
+
+def _tower(from_config: Callable[..., Any], config: Any, **options: Any) -> Any:
+    """What transformers makes of a part's config; in the place of towers that only timm has, any module."""
+    from transformers import Gemma3nVisionConfig, TimmWrapperConfig
+
+    timm = (Gemma3nVisionConfig, TimmWrapperConfig)
+    return torch.nn.Linear(4, 4) if type(config) in timm else from_config(config, **options)
