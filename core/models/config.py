@@ -22,10 +22,14 @@ class HFConfig:
     window off, although an absent key means 4096), else as if it were absent.
     """
 
-    __slots__ = ("_values", "file")
+    __slots__ = ("_spelled", "_values", "file")
 
-    def __init__(self, values: Mapping[str, Any], *, file: str = CONFIG_FILE) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], *, file: str = CONFIG_FILE, spelled: Mapping[str, str] = NOTHING
+    ) -> None:
+        """spelled: names of keys -> those that the file has, for errors."""
         self._values = dict(values)
+        self._spelled = spelled
         self.file = file
 
     def __repr__(self) -> str:
@@ -38,8 +42,9 @@ class HFConfig:
         """The value of a key that must be there. Raises ModelError that names key and file."""
         value = self._values.get(name)
         if value is None:
-            hint = ": it is null" if name in self._values else did_you_mean(name, self._values)
-            raise ModelError(f"{self.file} lacks the key {name!r}{hint}")
+            theirs = self._spelled.get(name, name)
+            hint = ": it is null" if name in self._values else did_you_mean(theirs, self._values)
+            raise ModelError(f"{self.file} lacks the key {theirs!r}{hint}")
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -48,17 +53,17 @@ class HFConfig:
 
     def with_defaults(self, **values: Any) -> "HFConfig":
         """This config, with `values` where keys are absent: the defaults of a family's config class."""
-        return HFConfig({**values, **self._values}, file=self.file)
+        return HFConfig({**values, **self._values}, file=self.file, spelled=self._spelled)
 
     def replace(self, **values: Any) -> "HFConfig":
         """This config with other values."""
-        return HFConfig({**self._values, **values}, file=self.file)
+        return HFConfig({**self._values, **values}, file=self.file, spelled=self._spelled)
 
     def alias(self, **names: str) -> "HFConfig":
         """This config, with the value of each old key (right) under its Llama name (left) too, where it is there."""
-        return self.replace(
-            **{ours: self._values[theirs] for ours, theirs in names.items() if theirs in self._values}
-        )
+        found = {ours: self._values[theirs] for ours, theirs in names.items() if theirs in self._values}
+        spelled = {ours: theirs for ours, theirs in names.items() if ours in found or ours not in self._values}
+        return HFConfig({**self._values, **found}, file=self.file, spelled={**self._spelled, **spelled})
 
     @property
     def model_type(self) -> str:
@@ -210,7 +215,7 @@ class HFConfig:
         return self[name] if default is _REQUIRED else default
 
     def _wrong(self, name: str, value: object, wanted: str) -> ModelError:
-        return ModelError(f"{name} in {self.file} must be {wanted}, got {value!r}")
+        return ModelError(f"{self._spelled.get(name, name)} in {self.file} must be {wanted}, got {value!r}")
 
 
 _T = TypeVar("_T")

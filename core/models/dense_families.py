@@ -4,43 +4,43 @@ Defaults are those of transformers' config classes. A family that takes more tha
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ..errors import ModelError
-from ..weights.names import NameTable, Stored
+from ..weights.names import Stored
 from .config import NOTHING, HFConfig, flag, number
 from .latent import LATENT, latent_like
 from .llama_like import (
+    FULL,
+    SLIDING,
     all_slide,
     layer_norm,
     llama_like,
     patterned_layer_types,
     replace_layers,
     rms_norm,
+    rope_by_interval,
     windowed_layer_types,
 )
-from .name_tables import BART_LAYER, IGNORE, SANDWICH, glu, gpt_names, megatron, name_table
+from .name_tables import SANDWICH, glu, megatron, name_table
 from .recipes import Recipe, recipe
-from .spec import ModelSpec, NormSpec
+from .spec import AttentionSpec, ModelSpec, NormSpec
 
 ATTN_FLAG: Mapping[str, Any] = {"attn_bias": flag("attention_bias")}
 FLAGS: Mapping[str, Any] = {**ATTN_FLAG, "mlp_bias": flag("mlp_bias")}
 _BIASES: Mapping[str, Any] = {"attn_bias": True, "mlp_bias": True}
 _PLAIN: Mapping[str, Any] = {"gated": False}
-_UNDER_ONE_NORM: Mapping[str, Any] = {"parallel": True, "shared_norm": True}
+UNDER_ONE_NORM: Mapping[str, Any] = {"parallel": True, "shared_norm": True}
+_POST_NORM: Mapping[str, Any] = {"pre_norm": False, "post_norm": True}
 _LAYER_NORM = NormSpec(kind="layer", eps=1e-5, bias=True)
-_GPT_KEYS = {
-    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions", "hidden_act": "activation_function",
-}  # fmt: skip
-_NEOX_KEYS = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA2 = {
     "max_position_embeddings": 8192, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
 }  # fmt: skip
+EXAONE4: Mapping[str, Any] = {"max_position_embeddings": 2048, "sliding_window": 4096}
 _GLM = {
     "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5,
 }  # fmt: skip
@@ -60,7 +60,7 @@ olmo2_like = partial(
     rms_norm_eps=1e-5,
     attn_bias=flag("attention_bias"),
     qk_norm="all",
-    layer={"pre_norm": False, "post_norm": True},
+    layer=_POST_NORM,
 )
 """Llama with norms after the blocks instead of before, and over all heads of query and key at once."""
 glm_like = partial(llama_like, rms_norm_eps=1.5625e-07, in_pairs=True, qkv_bias=flag("attention_bias", True))
@@ -73,7 +73,7 @@ def cohere_like(config: HFConfig, **options: Any) -> ModelSpec:
     config = config.with_defaults(max_position_embeddings=8192, tie_word_embeddings=True)
     options = {"norm": partial(layer_norm, bias=False), **ATTN_FLAG, **options}
     return llama_like(
-        config, in_pairs=True, layer=_UNDER_ONE_NORM, logit_scale=number("logit_scale", 0.0625), **options
+        config, in_pairs=True, layer=UNDER_ONE_NORM, logit_scale=number("logit_scale", 0.0625), **options
     )
 
 
@@ -115,18 +115,53 @@ def hunyuan_like(config: HFConfig, **options: Any) -> ModelSpec:
     )
 
 
+def exaone4_like(config: HFConfig, *, layer: Mapping[str, Any] = _POST_NORM, **options: Any) -> ModelSpec:
+    """Norms after the blocks, normalised heads; with a window, only sliding layers have rope. The pattern is a
+    number, or one letter a layer: L slides, G sees all."""
+    has_window, pattern = config.integer("sliding_window", null=0) > 0, config.get("sliding_window_pattern", 4)
+    if isinstance(pattern, str):
+        period = len(pattern)
+    else:
+        period = config.integer("sliding_window_pattern", 4, null=0)
+    layer_types = config.texts("layer_types") or [
+        SLIDING if has_window and period and (i + 1) % period else FULL for i in range(config.num_layers())
+    ]
+    return llama_like(
+        config,
+        layer_types=layer_types,
+        rms_norm_eps=1e-5,
+        qk_norm="head",
+        has_rope="sliding" if has_window else "all",
+        layer=layer,
+        **options,
+    )
+
+
+def with_windows(reader: Callable[..., ModelSpec], config: HFConfig, **options: Any) -> ModelSpec:
+    """What `reader` makes of a config, with sinks, windows, and a base of rope for each layer as the config lists
+    them; a base of 0 is no rope (Granite SWA)."""
+    spec, window = reader(config, **options), config.size("sliding_window", 128)
+    kinds = patterned_layer_types(config, 4, full=0)
+    thetas = config.get("layer_rope_theta") or [None] * spec.num_layers
+    if len(kinds) != spec.num_layers or len(thetas) != spec.num_layers:
+        raise ModelError(f"{config.file} must list as many layer_types and layer_rope_theta as layers")
+
+    def finish(attn: AttentionSpec, kind: str, theta: float | None) -> AttentionSpec:
+        rope = attn.rope
+        if rope is not None and theta is not None:
+            rope = dataclasses.replace(rope, theta=float(theta)) if theta else None
+        return dataclasses.replace(attn, sinks=True, rope=rope, window=window if kind == SLIDING else 0)
+
+    layers = (
+        dataclasses.replace(layer, attn=finish(layer.attn, kind, theta))
+        for layer, kind, theta in zip(spec.layers, kinds, thetas, strict=True)
+    )
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
 def root_of_size(config: HFConfig) -> float:
     """What scaled embeddings are multiplied by."""
     return float(config.size("hidden_size") ** 0.5)
-
-
-def num_positions(config: HFConfig) -> int:
-    """Rows of a learned position embedding."""
-    return config.size("max_position_embeddings")
-
-
-def _scaled_embedding(config: HFConfig) -> float:
-    return root_of_size(config) if config.boolean("scale_embedding", True) else 1.0
 
 
 def _gemma(config: HFConfig) -> ModelSpec:
@@ -162,6 +197,13 @@ def _phi3(config: HFConfig) -> ModelSpec:
     return llama_like(config, layer_types=all_slide, rms_norm_eps=1e-5)
 
 
+def _smollm3(config: HFConfig, **options: Any) -> ModelSpec:
+    has_rope = rope_by_interval(config)
+    slides = config.boolean("use_sliding_window", False) and config.integer("sliding_window", null=0) > 0
+    layer_types = config.texts("layer_types") or [SLIDING if slides and not turns else FULL for turns in has_rope]
+    return llama_like(config, layer_types=layer_types, has_rope=has_rope, **options)
+
+
 def _stablelm(config: HFConfig) -> ModelSpec:
     norms_heads, is_parallel = config.boolean("qk_layernorm", False), config.boolean("use_parallel_residual", False)
     head_norm = layer_norm(config, bias=False) if norms_heads else None
@@ -170,33 +212,8 @@ def _stablelm(config: HFConfig) -> ModelSpec:
         norm=layer_norm,
         qkv_bias=flag("use_qkv_bias"),
         attn={"qk_norm": head_norm, "qk_norm_over": "heads" if norms_heads else "head"},
-        layer=_UNDER_ONE_NORM if is_parallel else NOTHING,
+        layer=UNDER_ONE_NORM if is_parallel else NOTHING,
     )
-
-
-def _gptj(config: HFConfig) -> ModelSpec:
-    head_dim = max(config.size("hidden_size") // config.size("num_attention_heads"), 1)
-    config = config.replace(
-        intermediate_size=config.size("n_inner", 4 * config.size("hidden_size")),
-        # The quarter keeps int(head_dim * factor) at rotary_dim, whatever the division rounds to.
-        partial_rotary_factor=(config.size("rotary_dim", 64) + 0.25) / head_dim,
-    )
-    return llama_like(
-        config,
-        norm=layer_norm(config, "layer_norm_epsilon"),
-        in_pairs=True,
-        mlp_bias=True,
-        mlp=_PLAIN,
-        layer=_UNDER_ONE_NORM,
-        lm_head_bias=True,
-    )
-
-
-def _neox_japanese(config: HFConfig) -> ModelSpec:
-    spec = llama_like(config, norm=layer_norm, mlp=_PLAIN)
-    *layers, last = spec.layers
-    last = dataclasses.replace(last, attn=dataclasses.replace(last.attn, o_bias=True))
-    return dataclasses.replace(spec, layers=(*layers, last))
 
 
 def _hyperclovax(config: HFConfig) -> ModelSpec:
@@ -209,32 +226,10 @@ def _hyperclovax(config: HFConfig) -> ModelSpec:
     return dataclasses.replace(spec, logit_scale=config.number("logits_scaling", 1.0))
 
 
-def _neox_names(base: str, tensors: Mapping[str, str | Stored] = NOTHING) -> NameTable:
-    modules = {
-        **megatron("attention"), "embed_tokens": f"{base}.embed_in", "final_norm": f"{base}.final_layer_norm",
-        "lm_head": "embed_out",
-    }  # fmt: skip
-    ignore = (r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$", r"^embed_out\.weight$")
-    return name_table(modules, tensors=tensors, layer=f"{base}.layers.{{i}}.", base_prefix=f"{base}.", ignore=ignore)
-
-
 DENSE_FAMILIES: Mapping[str, Recipe] = {
     # Arcee AFM: Llama with a plain feed-forward block, relu squared.
     "arcee": recipe(
         defaults=dict(max_position_embeddings=4096, hidden_act="relu2"), rms_norm_eps=1e-5, mlp=_PLAIN, **FLAGS,
-    ),
-    # BioGPT: OPT's layers, scaled embeddings; norms have an epsilon of 1e-5 whatever the config says.
-    "biogpt": recipe(
-        defaults=dict(max_position_embeddings=1024, hidden_act="gelu", tie_word_embeddings=True),
-        names=lambda: name_table(
-            dict(
-                **BART_LAYER, embed_tokens="biogpt.embed_tokens", final_norm="biogpt.layer_norm",
-                embed_positions=Stored(name="biogpt.embed_positions", skip_rows=2), lm_head="output_projection",
-            ),
-            layer="biogpt.layers.{i}.", base_prefix="biogpt.", ignore=(*IGNORE, r"^output_projection\.weight$"),
-        ),
-        norm=_LAYER_NORM, has_rope="none", mlp=_PLAIN, num_learned_positions=num_positions,
-        embed_scale=_scaled_embedding, **_BIASES,
     ),
     # BitNet: Llama with squared ReLU and a norm before the last projection of each block. Weights of three values are
     # stored as plain ones.
@@ -243,17 +238,6 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         names={"attn.out_norm": "self_attn.attn_sub_norm", "mlp.inner_norm": "mlp.ffn_sub_norm"}, rms_norm_eps=1e-5,
         attn=dict(out_norm=partial(rms_norm, eps=1e-5)), mlp=dict(inner_norm=partial(rms_norm, eps=1e-5)),
         **ATTN_FLAG,
-    ),
-    # CodeGen 1 and 2: GPT-J with a fused qkv in four groups of query, value and key.
-    "codegen": recipe(
-        _gptj, keys=_GPT_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu_new"),
-        names=partial(
-            gpt_names,
-            {
-                "attn.qkv_proj": Stored(name="attn.qkv_proj", interleaved=True, groups=4, order=(0, 2, 1)),
-                "mlp.up_proj": "mlp.fc_in", "mlp.down_proj": "mlp.fc_out",
-            },
-        ),
     ),
     # Command R: parallel blocks under one layer norm without bias, interleaved rope, scaled logits; R+ normalises
     # each head of query and key with a weight of its own.
@@ -288,23 +272,8 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         ),
         rms_norm_eps=1e-5, in_pairs=True, attn_bias=flag("use_bias"), mlp_bias=flag("use_bias"),
     ),
-    # EXAONE 3 and 3.5: Llama under GPT-2's names.
-    "exaone": recipe(
-        keys=dict(
-            num_hidden_layers="num_layers", rms_norm_eps="layer_norm_epsilon", hidden_act="activation_function",
-        ),
-        defaults=dict(num_key_value_heads=8, max_position_embeddings=4096, rope_theta=500000.0),
-        names=partial(
-            gpt_names,
-            {
-                **{f"attn.{name}_proj": f"attn.attention.{name}_proj" for name in "qkv"},
-                "attn.o_proj": "attn.attention.out_proj", "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1",
-                "mlp.down_proj": "mlp.c_proj",
-            },
-            ignore=(r"rotary\.inv_freq$",),
-        ),
-        rms_norm_eps=1e-5, **FLAGS,
-    ),
+    # EXAONE 4: norms after the blocks, normalised heads; with a window, only sliding layers have rope.
+    "exaone4": recipe(exaone4_like, defaults=EXAONE4, names=SANDWICH),
     # Gemma 1: norm weights stored minus one, scaled embeddings, a gated tanh GELU; the head is tied.
     "gemma": recipe(
         _gemma,
@@ -323,36 +292,16 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         names=dict(**_PACKED, attn_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
         layer=dict(post_norm=True),
     ),
-    # GPT-NeoX and Pythia: parallel blocks with a norm each, partial rope, fused qkv. Published files call rope's
-    # values rotary_pct and rotary_emb_base.
-    "gpt_neox": recipe(
-        keys=_NEOX_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu", partial_rotary_factor=0.25),
-        names=partial(_neox_names, "gpt_neox"), norm=layer_norm, attn_bias=flag("attention_bias", True),
-        mlp_bias=True, mlp=_PLAIN, layer=dict(parallel=flag("use_parallel_residual", True)),
-    ),
-    # GPT-NeoX Japanese: GPT-NeoX with serial blocks and no bias but that of the last layer's attention.
-    "gpt_neox_japanese": recipe(
-        _neox_japanese, keys=_NEOX_KEYS,
-        defaults=dict(
-            max_position_embeddings=2048, hidden_act="gelu", tie_word_embeddings=True,
-            intermediate_size=lambda c: c.size("hidden_size") * c.size("intermediate_multiple_size", 4),
-        ),
-        names=partial(_neox_names, "gpt_neox_japanese", {"attn.o_proj.bias": "attention.dense_bias"}),
-    ),
-    # GPT-J: parallel blocks under one layer norm, partial rope in pairs, a bias on the head. Attention has no biases,
-    # all else has.
-    "gptj": recipe(
-        _gptj, keys=_GPT_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu_new"),
-        names=partial(
-            gpt_names,
-            {
-                **{f"attn.{name}_proj": f"attn.{name}_proj" for name in "qkv"}, "mlp.up_proj": "mlp.fc_in",
-                "mlp.down_proj": "mlp.fc_out",
-            },
-        ),
-    ),
     # Granite 3 and 4 (dense): Llama with multipliers on embeddings, scores, blocks and logits.
     "granite": recipe(granite_like, defaults=dict(max_position_embeddings=2048), **FLAGS),
+    # Granite SWA: Granite with sinks, three sliding layers to a full one, and a base of rope for each layer.
+    "granite_swa": recipe(
+        partial(with_windows, granite_like),
+        defaults=dict(
+            num_key_value_heads=4, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
+        ),
+        tensors={"attn.sinks": "self_attn.sinks"}, **FLAGS,
+    ),
     # Helium: Llama with interleaved rope; o_proj never has a bias.
     "helium": recipe(
         defaults=dict(num_key_value_heads=20, head_dim=128, max_position_embeddings=4096, rope_theta=100000.0),
@@ -461,7 +410,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
             "final_norm": "model.final_layernorm",
         },
         norm=layer_norm, qk_norm=lambda config: "head" if config.boolean("qk_layernorm", False) else None, mlp=_PLAIN,
-        layer=_UNDER_ONE_NORM, lm_head_bias=True, **_BIASES,
+        layer=UNDER_ONE_NORM, lm_head_bias=True, **_BIASES,
     ),
     # Phi-3, Phi-3.5 and Phi-4 (mini): Llama with packed projections, LongRoPE and partial rotary embedding; all
     # layers slide if `sliding_window` is set.
@@ -483,6 +432,15 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         qkv_bias=flag("attention_bias", True), attn=dict(o_bias=flag("attention_out_bias")),
         mlp_bias=flag("mlp_bias"),
     ),
+    # SmolLM3: Llama, every fourth layer of which has no rope; only such layers may slide.
+    "smollm3": recipe(
+        _smollm3,
+        defaults=dict(
+            num_key_value_heads=4, max_position_embeddings=32768, rope_theta=2000000.0, tie_word_embeddings=True,
+            sliding_window=None,
+        ),
+        **FLAGS,
+    ),
     # StableLM 2 and 3B: layer norms, a quarter of each head turned; the 12B has parallel blocks under one norm and
     # normalised heads.
     "stablelm": recipe(
@@ -503,27 +461,6 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # VaultGemma: Gemma 2 without norms behind the blocks.
     "vaultgemma": recipe(
         _gemma2, defaults=_GEMMA2, names=dict(mlp_norm="pre_feedforward_layernorm"), post_norm=False,
-    ),
-    # XGLM: a decoder of BART's kind with norms before its blocks and sines for positions, which begin in row 2; all
-    # norms have an epsilon of 1e-5.
-    "xglm": recipe(
-        keys=dict(
-            hidden_size="d_model", num_hidden_layers="num_layers", num_attention_heads="attention_heads",
-            hidden_act="activation_function",
-        ),
-        defaults=dict(
-            max_position_embeddings=2048, hidden_act="gelu", tie_word_embeddings=True,
-            intermediate_size=lambda config: config.size("ffn_dim", 4096),
-        ),
-        names=lambda: name_table(
-            dict(
-                **BART_LAYER, embed_tokens=Stored(name="model.embed_tokens", copies=("lm_head",)),
-                final_norm="model.layer_norm", lm_head="lm_head",
-            ),
-            ignore=(*IGNORE, r"embed_positions\.weights?$"),
-        ),
-        norm=_LAYER_NORM, has_rope="none", mlp=_PLAIN, num_learned_positions=num_positions, sinusoids="halves",
-        first_position=2, embed_scale=_scaled_embedding, **_BIASES,
     ),
     # Youtu-LLM: latent attention in a dense model.
     "youtu": recipe(

@@ -152,6 +152,12 @@ def rms_norm(config: HFConfig, eps: float = 1e-6, *, weight: bool = True, plus_o
     return NormSpec(eps=config.number("rms_norm_eps", eps), weight=weight, plus_one=plus_one)
 
 
+def rope_by_interval(config: HFConfig) -> Sequence[bool]:
+    """Which layers have rope: `no_rope_layers` holds 1 for those, or else all but every fourth one."""
+    interval = config.size("no_rope_layer_interval", 4)
+    return config.flags("no_rope_layers") or [(i + 1) % interval != 0 for i in range(config.num_layers())]
+
+
 def layer_norm(
     config: HFConfig, key: str = "layer_norm_eps", eps: float = 1e-5, *, bias: bool = True, plus_one: bool = False
 ) -> NormSpec:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ModelError
-from .config import HFConfig, read_all
+from .config import HFConfig, Read, read_all
 from .llama_like import read_activation
 from .spec import MlpSpec, ModelSpec, MoeSpec
 
@@ -46,7 +46,7 @@ def read_deepseek_experts(config: HFConfig, **changes: Any) -> MoeSpec:
         num_groups_per_token=config.integer("topk_group", 1, null=1),
         shared=MlpSpec(intermediate_size=size * num_shared, activation=activation) if num_shared else None,
     )
-    moe = dataclasses.replace(moe, **changes)
+    moe = dataclasses.replace(moe, **read_all(changes, config))
     groups, kept = moe.num_groups, moe.num_groups_per_token
     if not groups or moe.num_experts % groups or not 0 < kept <= groups:
         raise ModelError(
@@ -54,6 +54,13 @@ def read_deepseek_experts(config: HFConfig, **changes: Any) -> MoeSpec:
             f"{moe.num_experts} experts"
         )
     return moe
+
+
+def read_shared(config: HFConfig, *, renormalize: Read[bool]) -> MoeSpec:
+    """Experts beside a gated shared one, as Qwen has them."""
+    size = config.size("shared_expert_intermediate_size")
+    moe = read_experts(config, renormalize=renormalize, shared_gated=True)
+    return dataclasses.replace(moe, shared=MlpSpec(intermediate_size=size, activation=moe.activation))
 
 
 def replace_with_experts(spec: ModelSpec, moe: MoeSpec, is_sparse: Sequence[bool] = ()) -> ModelSpec:
@@ -65,7 +72,7 @@ def replace_with_experts(spec: ModelSpec, moe: MoeSpec, is_sparse: Sequence[bool
     return dataclasses.replace(spec, layers=tuple(layers))
 
 
-def sparse_after(config: HFConfig, key: str, default: int = 0) -> list[bool]:
+def sparse_after(config: HFConfig, key: str = "first_k_dense_replace", default: int = 0) -> list[bool]:
     """Which layers have experts: as `mlp_layer_types` lists, or all but the first so many as `key` says."""
     num_layers = config.num_layers()
     if listed := config.texts("mlp_layer_types"):

@@ -49,13 +49,21 @@ BLOCK_SPARSE_EXPERTS: Mapping[str, str | Stored] = {
     **glu("mlp.experts.{j}", "block_sparse_moe.experts.{j}", ("w1", "w3", "w2")),
 }
 """Experts as Mixtral spells them."""
-_JOINED_EXPERTS: Mapping[str, str | Stored] = {
-    f"mlp.experts.{name}.weight": Stored(name=f"mlp.experts.{name}", stacked=True)
-    for name in ("gate_up_proj", "down_proj")
-}
+
+
+def joined_experts(at: str, *, transpose: bool = False) -> Mapping[str, str | Stored]:
+    """Tensors that hold all experts of a layer. transpose: stored [in_features, out_features]."""
+    return {
+        f"mlp.experts.{name}.weight": Stored(name=f"{at}{name}", stacked=True, transpose=transpose)
+        for name in ("gate_up_proj", "down_proj")
+    }
+
+
+_JOINED_EXPERTS = joined_experts("mlp.experts.")
 """Experts in one tensor a layer, as transformers holds them since version 5, whatever the model."""
 CORRECTION: Mapping[str, str | Stored] = {"mlp.router.correction": "mlp.gate.e_score_correction_bias"}
 SHARED_EXPERTS = glu("mlp.shared", "mlp.shared_experts")
+SHARED_EXPERT = {**glu("mlp.shared", "mlp.shared_expert"), "mlp.shared_gate": "mlp.shared_expert_gate"}
 BART_LAYER: Mapping[str, str | Stored] = {
     "attn_norm": "self_attn_layer_norm", **{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
     "attn.o_proj": "self_attn.out_proj", "mlp_norm": "final_layer_norm", "mlp.up_proj": "fc1", "mlp.down_proj": "fc2",

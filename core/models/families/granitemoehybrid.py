@@ -6,14 +6,14 @@ from ..config import HFConfig
 from ..dense_families import granite_like
 from ..hybrids import mixer_modules, mixer_tensors, read_mamba2, recurrent_layers, replace_with_mixers
 from ..llama_like import replace_mlp, turn_only, with_biases
+from ..mixture_families import GRANITE_EXPERTS
 from ..mixtures import read_experts, replace_with_experts
 from ..name_tables import llama_names
 from ..spec import MlpSpec, ModelSpec
-from . import granitemoe
 
 WEIGHTS = llama_names(
     {
-        **granitemoe.EXPERTS,
+        **GRANITE_EXPERTS,
         **mixer_modules("mamba."),
         **{f"{block}.gate_up_proj": "shared_mlp.input_linear" for block in ("mlp", "mlp.shared")},
         **{f"{block}.down_proj": "shared_mlp.output_linear" for block in ("mlp", "mlp.shared")},

@@ -1,10 +1,9 @@
 """Qwen3.5 with experts, text only."""
 
 from ..config import HFConfig
-from ..mixtures import replace_with_experts
+from ..mixtures import read_shared, replace_with_experts
 from ..spec import ModelSpec
 from . import qwen3_5_text
-from .qwen2_moe import read_shared
 from .qwen3_next import qwen3_next_like
 
 WEIGHTS = qwen3_5_text.WEIGHTS

@@ -4,15 +4,15 @@ import dataclasses
 
 from ..config import HFConfig
 from ..hybrids import mixer_modules, mixer_tensors
-from ..name_tables import llama_names
+from ..name_tables import EXPERTS, SHARED_EXPERT, llama_names
 from ..spec import ModelSpec
-from .qwen2_moe import SHARED
 from .qwen3_next import AT, qwen3_next_like
 
 WEIGHTS = dataclasses.replace(
     llama_names(
         {
-            **SHARED,
+            **EXPERTS,
+            **SHARED_EXPERT,
             **mixer_modules(
                 AT, qkv_proj="in_proj_qkv", z_proj="in_proj_z", beta_proj="in_proj_b", dt_proj="in_proj_a"
             ),

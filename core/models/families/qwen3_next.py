@@ -4,15 +4,15 @@ from ...weights.names import Stored
 from ..config import HFConfig
 from ..hybrids import mixer_modules, mixer_tensors, read_delta, recurrent_layers, replace_with_mixers
 from ..llama_like import llama_like, replace_attention
-from ..mixtures import replace_with_experts, sparse_steps
-from ..name_tables import llama_names
+from ..mixtures import read_shared, replace_with_experts, sparse_steps
+from ..name_tables import EXPERTS, SHARED_EXPERT, llama_names
 from ..spec import ModelSpec, NormSpec
-from .qwen2_moe import SHARED, read_shared
 
 AT = "linear_attn."
 WEIGHTS = llama_names(
     {
-        **SHARED,
+        **EXPERTS,
+        **SHARED_EXPERT,
         **mixer_modules(AT),
         "mixer.in_proj": Stored(name=f"{AT}in_proj_qkvz", interleaved=True),
         "mixer.gates_proj": Stored(name=f"{AT}in_proj_ba", interleaved=True),

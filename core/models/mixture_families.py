@@ -1,0 +1,596 @@
+"""Decoders with experts that are Llama, or what a reader here makes of it, but for what their entries say.
+
+Defaults are those of transformers' config classes. A family that takes more than this is a file in families/.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..errors import ModelError
+from ..weights.names import Stored
+from .config import HFConfig, flag, number
+from .dense_families import (
+    ATTN_FLAG,
+    EXAONE4,
+    HUNYUAN_NORMS,
+    cohere_like,
+    exaone4_like,
+    granite_like,
+    hunyuan_like,
+    olmo2_like,
+    root_of_size,
+    with_windows,
+)
+from .latent import LATENT, latent_like
+from .llama_like import (
+    FULL,
+    SLIDING,
+    all_slide,
+    layer_norm,
+    llama_like,
+    patterned_layer_types,
+    turn_only,
+    windowed_layer_types,
+)
+from .mixtures import read_deepseek_experts, read_experts, read_shared, sparse_after, sparse_steps
+from .name_tables import (
+    BLOCK_SPARSE_EXPERTS,
+    CORRECTION,
+    EXPERTS,
+    SANDWICH,
+    SHARED_EXPERT,
+    SHARED_EXPERTS,
+    glu,
+    gpt_names,
+    joined_experts,
+)
+from .recipes import Recipe, recipe
+from .spec import MlpSpec, ModelSpec, NormSpec
+
+_SIZED = partial(read_experts, size="intermediate_size")
+_CHOSEN: Mapping[str, Any] = {"renormalize": flag("norm_topk_prob")}
+_DEEPSEEK: Mapping[str, Any] = dict(
+    moe_intermediate_size=2048, n_shared_experts=1, n_routed_experts=256, routed_scaling_factor=2.5, kv_lora_rank=512,
+    q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128, n_group=8, topk_group=4,
+    num_experts_per_tok=8, num_nextn_predict_layers=1,
+)  # fmt: skip
+_DEEPSEEK_NAMES = {**EXPERTS, **SHARED_EXPERTS, **LATENT}
+_GRANITE = {"max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2}
+GRANITE_EXPERTS: Mapping[str, str | Stored] = {
+    "mlp.router": "block_sparse_moe.router.layer",
+    "mlp.experts.gate_up_proj": Stored(name="block_sparse_moe.input_linear", stacked=True),
+    "mlp.experts.down_proj": Stored(name="block_sparse_moe.output_linear", stacked=True),
+}
+_GRANITE_SHARED = {
+    **GRANITE_EXPERTS, "mlp.shared.gate_up_proj": "shared_mlp.input_linear",
+    "mlp.shared.down_proj": "shared_mlp.output_linear",
+}  # fmt: skip
+
+
+def _granite_moe(config: HFConfig, base: Callable[..., ModelSpec] = granite_like) -> ModelSpec:
+    """Experts have `intermediate_size`; a shared one has `shared_intermediate_size`, if any."""
+    size = config.integer("shared_intermediate_size", 0)
+    moe = _SIZED(config)
+    if size:
+        moe = dataclasses.replace(moe, shared=MlpSpec(intermediate_size=size, activation=moe.activation))
+    return base(config, moe=moe, **ATTN_FLAG)
+
+
+def _deepseek_v2(config: HFConfig) -> ModelSpec:
+    method = config.text("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise ModelError(f"topk_method in {config.file} must be greedy or group_limited_greedy, got {method!r}")
+    if method == "greedy":
+        config = config.replace(n_group=None, topk_group=None)
+    moe = read_deepseek_experts(config, score="softmax", has_correction=False, renormalize=False, group_score="max")
+    bias = config.boolean("mlp_bias", False)
+    if moe.shared is not None:
+        moe = dataclasses.replace(moe, shared=dataclasses.replace(moe.shared, bias=bias))
+    return latent_like(config, moe=moe, is_sparse=sparse_after, mlp_bias=bias)
+
+
+def _deepseek_v32(config: HFConfig) -> ModelSpec:
+    """Up to `index_topk` tokens the index names them all, and it is not read: that is how far the context goes."""
+    config = config.replace(rope_interleave=True, layer_types=None)
+    spec = latent_like(config, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=3))
+    longest = min(spec.max_position_embeddings, config.size("index_topk", 2048))
+    return dataclasses.replace(spec, max_position_embeddings=longest)
+
+
+def _dbrx(config: HFConfig) -> ModelSpec:
+    """Sizes of attention and of experts stand in objects of their own."""
+    attn = HFConfig(config.mapping("attn_config"), file=f"attn_config of {config.file}")
+    ffn = HFConfig(config.mapping("ffn_config"), file=f"ffn_config of {config.file}")
+    power = ffn.number("moe_normalize_expert_weights", 1.0, null=0.0)
+    if power not in (0.0, 1.0):
+        raise ModelError(f"moe_normalize_expert_weights in {ffn.file} must be 1 or null")
+    config = config.replace(
+        num_key_value_heads=attn.size("kv_n_heads", 1),
+        intermediate_size=ffn.size("ffn_hidden_size", 3584),
+        num_experts=ffn.size("moe_num_experts", 4),
+        num_experts_per_tok=ffn.size("moe_top_k", 1),
+        hidden_act=HFConfig(ffn.mapping("ffn_act_fn"), file=f"ffn_act_fn of {ffn.file}").text("name", "silu"),
+        rope_theta=attn.get("rope_theta") or config.get("rope_theta") or 10000.0,
+    )
+    return llama_like(
+        config,
+        norm=NormSpec(kind="layer", eps=1e-5),
+        attn={"clip_qkv": attn.number("clip_qkv", 0.0, null=0.0)},
+        moe=_SIZED(config, renormalize=power == 1.0),
+    )
+
+
+def _cohere2_moe(config: HFConfig) -> ModelSpec:
+    """Scores are softmax or sigmoid; routed and shared experts are added, or averaged."""
+    is_sparse, num_shared = sparse_after(config), config.integer("num_shared_experts", 0)
+    first, period = config.size("prefix_dense_sliding_window_pattern", 1), config.size("sliding_window_pattern", 4)
+    num_dense = config.integer("first_k_dense_replace", 0)
+    periods = [first] * num_dense + [period] * (len(is_sparse) - num_dense)
+    places = [*range(num_dense), *range(len(is_sparse) - num_dense)]
+    kinds = config.texts("layer_types") or [
+        SLIDING if (place + 1) % every else FULL for place, every in zip(places, periods, strict=True)
+    ]
+    eps, size = config.number("rms_norm_eps", 0.0, null=0.0), config.size("intermediate_size")
+    averages = num_shared and config.text("shared_expert_combination_strategy", "average") == "average"
+    score, scale = config.text("expert_selection_fn", "softmax"), 0.5 if averages else 1.0
+    moe = _SIZED(
+        config,
+        score="sigmoid" if score == "sigmoid" else "softmax",
+        renormalize=score == "softmax" or config.boolean("norm_topk_prob", True),
+        weight_scale=scale,
+        shared=MlpSpec(intermediate_size=size * num_shared, out_scale=scale) if num_shared else None,
+    )
+    spec = cohere_like(
+        config,
+        layer_types=kinds,
+        norm=NormSpec(eps=eps) if eps else partial(layer_norm, bias=False),
+        mlp={"intermediate_size": config.size("prefix_dense_intermediate_size", size)},
+        moe=moe,
+        is_sparse=is_sparse,
+    )
+    turned = (layer.attn.window > 0 or (first == 1 and layer.moe is None) for layer in spec.layers)
+    return turn_only(spec, tuple(turned))
+
+
+def _ernie(config: HFConfig) -> ModelSpec:
+    bias, num_layers = config.boolean("use_bias", False), config.num_layers()
+    size, num_shared = config.size("moe_intermediate_size"), config.integer("moe_num_shared_experts", 2, null=0)
+    shared = MlpSpec(intermediate_size=size * num_shared, bias=bias) if num_shared else None
+    first, interval = config.integer("moe_layer_start_index", 1), config.size("moe_layer_interval", 1)
+    stated = config.get("moe_layer_end_index", -1)
+    last = num_layers - 1 if stated in (-1, None) else config.integer("moe_layer_end_index")
+    return llama_like(
+        config,
+        rms_norm_eps=1e-5,
+        in_pairs=True,
+        attn_bias=bias,
+        mlp_bias=bias,
+        moe=read_experts(config, has_correction=True, shared=shared),
+        is_sparse=[first <= i <= last and (i + 1) % interval == 0 for i in range(num_layers)],
+        lm_head_bias=bias,
+    )
+
+
+def _gpt_oss(config: HFConfig) -> ModelSpec:
+    """Experts in MXFP4 become dense while they are read (weights/formats/mxfp4.py)."""
+    if config.number("swiglu_alpha", 1.702) != 1.702:
+        raise ModelError(f"swiglu_alpha in {config.file} must be 1.702, got {config.get('swiglu_alpha')!r}")
+    return llama_like(
+        config,
+        layer_types=patterned_layer_types(config, 2),
+        rms_norm_eps=1e-5,
+        attn_bias=flag("attention_bias", True),
+        attn={"sinks": True},
+        moe=_SIZED(config, router_bias=True, bias=True, clamp=config.positive("swiglu_limit", 7.0)),
+    )
+
+
+def _hunyuan(config: HFConfig) -> ModelSpec:
+    """`num_experts` and `moe_topk` may be lists with a number for each layer, all equal."""
+    for key in ("num_experts", "num_experts_per_tok"):
+        values = config.get(key)
+        if isinstance(values, list):
+            if len(set(map(str, values))) != 1:
+                raise ModelError(f"{key} in {config.file} differs from layer to layer, which is not served: {values}")
+            config = config.replace(**{key: values[0]})
+    moe = _SIZED(config)
+    shared = MlpSpec(intermediate_size=moe.intermediate_size, activation=moe.activation)
+    return hunyuan_like(config, moe=dataclasses.replace(moe, shared=shared))
+
+
+def _minimax_m2(config: HFConfig) -> ModelSpec:
+    if config.get("rotary_dim"):
+        # The quarter keeps int(head_dim * factor) at rotary_dim, whatever the division rounds to.
+        factor = (config.size("rotary_dim") + 0.25) / config.size("head_dim")
+        config = config.with_defaults(partial_rotary_factor=min(factor, 1.0))
+    moe = _SIZED(config, score="sigmoid", has_correction=True)
+    return llama_like(config, qk_norm="all", moe=moe)
+
+
+def _phimoe(config: HFConfig) -> ModelSpec:
+    """The epsilon of its layer norms is called rms_norm_eps."""
+    scaling = dict(config.mapping("rope_scaling") or config.mapping("rope_parameters"))
+    short, long = scaling.get("short_mscale"), scaling.get("long_mscale")
+    if short is not None:
+        if short != long:
+            raise ModelError(f"short_mscale ({short}) and long_mscale ({long}) in {config.file} must be equal")
+        scaling = {"rope_theta": config.get("rope_theta"), **scaling, "attention_factor": short}
+        config = config.replace(rope_scaling=None, rope_parameters=scaling)
+    return llama_like(
+        config,
+        layer_types=all_slide,
+        norm=partial(layer_norm, key="rms_norm_eps"),
+        moe=_SIZED(config, score="sparsemixer", renormalize=False),
+        lm_head_bias=flag("lm_head_bias"),
+        **ATTN_FLAG,
+    )
+
+
+def _flint_layers(config: HFConfig) -> Sequence[str]:
+    num_layers = config.num_layers()
+    return config.texts("layer_types") or [
+        FULL if i < 2 or i % 4 == 1 or i == num_layers - 1 else SLIDING for i in range(num_layers)
+    ]
+
+
+def _qwen3_layers(config: HFConfig) -> Sequence[str]:
+    slides = config.boolean("use_sliding_window", False) and config.integer("sliding_window", null=0) > 0
+    return [SLIDING if slides else FULL] * config.num_layers()
+
+
+def _qwen3_vl(config: HFConfig) -> ModelSpec:
+    """Weights of the chosen experts always sum to one."""
+    return _qwen3_moe(config.replace(norm_topk_prob=True, use_sliding_window=False))
+
+
+def _glm4_moe(config: HFConfig) -> ModelSpec:
+    norms_heads = config.boolean("use_qk_norm", False)
+    return llama_like(
+        config,
+        rms_norm_eps=1e-5,
+        qk_norm="head" if norms_heads else None,
+        qkv_bias=flag("attention_bias"),
+        moe=read_deepseek_experts,
+        is_sparse=partial(sparse_after, default=1),
+    )
+
+
+_qwen3_moe = partial(
+    llama_like,
+    layer_types=_qwen3_layers,
+    qk_norm="head",
+    attn_bias=flag("attention_bias"),
+    moe=partial(read_experts, renormalize=flag("norm_topk_prob")),
+    is_sparse=sparse_steps,
+)
+MIXTURE_FAMILIES: Mapping[str, Recipe] = {
+    # Trinity (AFMoE): gated attention, four norms a layer, rope in sliding layers only, experts by sigmoid whose
+    # weights always sum to route_scale.
+    "afmoe": recipe(
+        keys=dict(n_shared_experts="num_shared_experts", routed_scaling_factor="route_scale"),
+        defaults=dict(
+            head_dim=128, max_position_embeddings=16384, sliding_window=1024, moe_intermediate_size=1408,
+            num_experts=64, num_experts_per_tok=6, n_shared_experts=2,
+        ),
+        names={
+            **EXPERTS, **SHARED_EXPERTS, "mlp.router": "mlp.router.gate", "attn.gate_proj": "self_attn.gate_proj",
+            "attn_post_norm": "post_attention_layernorm", "mlp_norm": "pre_mlp_layernorm",
+            "mlp_post_norm": "post_mlp_layernorm",
+        },
+        tensors={"mlp.router.correction": "mlp.expert_bias"},
+        layer_types=lambda c: patterned_layer_types(c, c.size("global_attn_every_n_layers", 4)), rms_norm_eps=1e-5,
+        qk_norm="head", has_rope="sliding", attn=dict(gated=True), layer=dict(post_norm=True),
+        moe=partial(read_deepseek_experts, renormalize=True, num_groups=1, num_groups_per_token=1),
+        is_sparse=partial(sparse_after, key="num_dense_layers", default=1),
+        embed_scale=lambda c: root_of_size(c) if c.boolean("mup_enabled", False) else 1.0, **ATTN_FLAG,
+    ),
+    # The language model of Aria: Llama with experts beside shared ones.
+    "aria_text": recipe(
+        keys=dict(num_experts="moe_num_experts", num_experts_per_tok="moe_topk"),
+        defaults=dict(max_position_embeddings=2048, intermediate_size=4096, num_experts=8, num_experts_per_tok=2),
+        names={**SHARED_EXPERTS, "mlp.router": "mlp.router"},
+        tensors={
+            f"mlp.experts.{ours}.weight": Stored(
+                name=f"mlp.experts.{theirs}.weight", also=(f"mlp.experts.{ours}",), transpose=True, stacked=True
+            )
+            for ours, theirs in (("gate_up_proj", "fc1"), ("down_proj", "fc2"))
+        },
+        moe=partial(
+            _SIZED,
+            shared=lambda c: MlpSpec(
+                intermediate_size=c.size("intermediate_size") * c.size("moe_num_shared_experts", 2),
+            ),
+        ),
+        **ATTN_FLAG,
+    ),
+    # Command A with experts: Command A whose first layers may be dense, and are turned though they see everything.
+    "cohere2_moe": recipe(
+        _cohere2_moe, defaults=dict(head_dim=128, sliding_window=4096, num_experts=8, num_experts_per_tok=2),
+        names=dict(**EXPERTS, **SHARED_EXPERTS),
+    ),
+    # DBRX: layer norms without bias, fused qkv that is cut, and experts of which a layer keeps all in three matrices.
+    "dbrx": recipe(
+        _dbrx,
+        keys=dict(
+            hidden_size="d_model", num_hidden_layers="n_layers", num_attention_heads="n_heads",
+            max_position_embeddings="max_seq_len",
+        ),
+        defaults=dict(max_position_embeddings=2048),
+        names=partial(
+            gpt_names,
+            {
+                "final_norm": "transformer.norm_f", "attn_norm": "norm_attn_norm.norm_1",
+                "attn.qkv_proj": "norm_attn_norm.attn.Wqkv", "attn.o_proj": "norm_attn_norm.attn.out_proj",
+                "mlp_norm": "norm_attn_norm.norm_2", "mlp.router": "ffn.router.layer",
+            },
+            tensors={
+                f"mlp.experts.{{j}}.{ours}_proj.weight": Stored(
+                    name=f"ffn.experts.mlp.{theirs}", share=True, transpose=ours == "down"
+                )
+                for ours, theirs in (("gate", "w1"), ("up", "v1"), ("down", "w2"))
+            },
+            layer="transformer.blocks.{i}.",
+        ),
+    ),
+    # DeepSeek-V2, V2-Lite and Coder-V2: latent attention, softmax experts that may be chosen in groups; weights of
+    # experts are never divided by their sum, as in transformers.
+    "deepseek_v2": recipe(
+        _deepseek_v2,
+        defaults=dict(
+            max_position_embeddings=2048, moe_intermediate_size=1407, n_shared_experts=2, n_routed_experts=64,
+            kv_lora_rank=512, q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128,
+        ),
+        names=_DEEPSEEK_NAMES,
+    ),
+    # DeepSeek-V3, R1, Kimi K2 (model_type deepseek_v3): latent attention, experts in groups with a correction. The
+    # layer that predicts a second token is left out.
+    "deepseek_v3": recipe(
+        latent_like, defaults=dict(**_DEEPSEEK, max_position_embeddings=4096), names=_DEEPSEEK_NAMES,
+        tensors=CORRECTION, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=3),
+    ),
+    # DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an index of the tokens that attention sees, `index_topk` at most.
+    "deepseek_v32": recipe(
+        _deepseek_v32, defaults=dict(**_DEEPSEEK, max_position_embeddings=163840), names=_DEEPSEEK_NAMES,
+        tensors=CORRECTION, ignore=(r"\.self_attn\.indexer\.",),
+    ),
+    # dots.llm1: normalised heads, DeepSeek-V3's experts after the first dense layers.
+    "dots1": recipe(
+        defaults=dict(
+            max_position_embeddings=2048, moe_intermediate_size=1408, norm_topk_prob=False, sliding_window=4096,
+            max_window_layers=62,
+        ),
+        names=dict(**EXPERTS, **SHARED_EXPERTS), tensors=CORRECTION, layer_types=windowed_layer_types, qk_norm="head",
+        moe=read_deepseek_experts, is_sparse=sparse_after, **ATTN_FLAG,
+    ),
+    # ERNIE 4.5 MoE: Llama with interleaved rope, and experts by softmax with a correction beside shared ones; layers
+    # and heads that predict more tokens are not read.
+    "ernie4_5_moe": recipe(
+        _ernie, keys=dict(num_experts="moe_num_experts", num_experts_per_tok="moe_k"),
+        defaults=dict(
+            num_key_value_heads=4, max_position_embeddings=131072, rope_theta=500000.0, tie_word_embeddings=True,
+            moe_intermediate_size=1536, num_experts=64, num_experts_per_tok=6,
+        ),
+        names=dict(**EXPERTS, **SHARED_EXPERTS),
+        tensors={"mlp.router.correction": Stored(name="mlp.moe_statics.e_score_correction_bias", stacked=True)},
+        ignore=(r"\.mtp_",),
+    ),
+    # K-EXAONE: EXAONE 4 with norms before the blocks, and DeepSeek-V3's experts after the first dense layer. The
+    # layer that predicts a second token is left out.
+    "exaone_moe": recipe(
+        exaone4_like, keys=dict(n_shared_experts="num_shared_experts"),
+        defaults=dict(
+            **EXAONE4, moe_intermediate_size=1024, num_experts=64, num_experts_per_tok=8, n_shared_experts=1,
+            routed_scaling_factor=2.5, num_key_value_heads=32,
+        ),
+        names=dict(**EXPERTS, **SHARED_EXPERTS),
+        tensors={
+            "mlp.router.correction": Stored(
+                name="mlp.e_score_correction_bias", also=("mlp.gate.e_score_correction_bias",),
+            ),
+        },
+        ignore=(r"^mtp\.",), layer={}, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=1),
+    ),
+    # FlexOlmo: OLMo 2 with experts.
+    "flex_olmo": recipe(
+        lambda config: olmo2_like(config, rms_norm_eps=1e-6, moe=_SIZED(config, **_CHOSEN)),
+        defaults=dict(max_position_embeddings=4096, rope_theta=500000.0, num_experts=7, num_experts_per_tok=5),
+        names=dict(**SANDWICH, **EXPERTS),
+    ),
+    # Flint: Qwen3-MoE with sinks, sigmoid scores, a shared expert, and rope in sliding layers only.
+    "flint": recipe(
+        defaults=dict(
+            num_key_value_heads=4, head_dim=128, max_position_embeddings=262144, sliding_window=513,
+            moe_intermediate_size=512, num_experts=256, num_experts_per_tok=6, mlp_only_layers=[0, 1],
+            shared_expert_intermediate_size=1024,
+        ),
+        names=dict(**EXPERTS, **SHARED_EXPERT),
+        tensors={"attn.sinks": Stored(name="self_attn.softmax_offset", also=("self_attn.sinks",))},
+        layer_types=_flint_layers, qk_norm="head", has_rope="sliding", attn=dict(sinks=True),
+        moe=partial(
+            read_experts, score="sigmoid", renormalize=flag("norm_topk_prob", True),
+            shared=lambda c: MlpSpec(intermediate_size=c.size("shared_expert_intermediate_size", 1024)),
+        ),
+        is_sparse=sparse_steps, **ATTN_FLAG,
+    ),
+    # GLM-4.5 and 4.6: partial rope, normalised heads in the large one, DeepSeek-V3's experts; o_proj has no bias. The
+    # layer that predicts a second token is left out.
+    "glm4_moe": recipe(
+        _glm4_moe,
+        defaults=dict(
+            num_key_value_heads=8, max_position_embeddings=131072, partial_rotary_factor=0.5,
+            moe_intermediate_size=1408, num_experts_per_tok=8, n_shared_experts=1, n_routed_experts=128,
+            num_nextn_predict_layers=1,
+        ),
+        names=dict(**EXPERTS, **SHARED_EXPERTS), tensors=CORRECTION,
+    ),
+    # GLM-4.7-Flash: latent attention and DeepSeek-V3's experts; the first layer is dense unless listed otherwise.
+    "glm4_moe_lite": recipe(
+        latent_like,
+        defaults=dict(
+            max_position_embeddings=202752, moe_intermediate_size=1536, n_shared_experts=1, n_routed_experts=64,
+            routed_scaling_factor=1.8, kv_lora_rank=512, q_lora_rank=768, qk_rope_head_dim=64, v_head_dim=256,
+            qk_nope_head_dim=192, num_experts_per_tok=4, num_nextn_predict_layers=1,
+        ),
+        names=_DEEPSEEK_NAMES, tensors=CORRECTION, rms_norm_eps=1e-5, moe=read_deepseek_experts,
+        is_sparse=partial(sparse_after, default=1),
+    ),
+    # gpt-oss: attention sinks, biases everywhere, experts with a clamped gate, every other layer slides.
+    "gpt_oss": recipe(
+        _gpt_oss,
+        defaults=dict(
+            num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, sliding_window=128,
+            num_local_experts=128, num_experts_per_tok=4,
+            rope_parameters=dict(
+                rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                original_max_position_embeddings=4096,
+            ),
+        ),
+        names={"mlp.router": "mlp.router"},
+        tensors={
+            "attn.sinks": "self_attn.sinks", **joined_experts("mlp.experts.", transpose=True),
+            "mlp.experts.gate_up_proj.weight": Stored(
+                name="mlp.experts.gate_up_proj", transpose=True, stacked=True, interleaved=True,
+            ),
+            "mlp.experts.gate_up_proj.bias": Stored(
+                name="mlp.experts.gate_up_proj_bias", stacked=True, interleaved=True,
+            ),
+            "mlp.experts.down_proj.bias": Stored(name="mlp.experts.down_proj_bias", stacked=True),
+        },
+    ),
+    # Granite 3 MoE: Granite with experts, stored as one tensor.
+    "granitemoe": recipe(
+        lambda config: granite_like(config, moe=_SIZED, **ATTN_FLAG), defaults=_GRANITE, names=GRANITE_EXPERTS,
+    ),
+    # Granite 3 MoE with a shared expert; a size of 0 shares nothing.
+    "granitemoeshared": recipe(_granite_moe, defaults=_GRANITE, names=_GRANITE_SHARED),
+    # Granite SWA with experts: Granite MoE with what Granite SWA adds.
+    "granitemoe_swa": recipe(
+        _granite_moe, defaults=_GRANITE, base=partial(with_windows, granite_like),
+        names={**_GRANITE_SHARED, "mlp.router": "block_sparse_moe.router"},
+        tensors={"attn.sinks": "self_attn.sinks", **joined_experts("block_sparse_moe.experts.")},
+    ),
+    # Hunyuan A13B: Hunyuan with experts and a shared one of the same size.
+    "hunyuan_v1_moe": recipe(
+        _hunyuan, keys=dict(num_experts_per_tok="moe_topk"), defaults=dict(num_experts=1, num_experts_per_tok=1),
+        names={**EXPERTS, **HUNYUAN_NORMS, **glu("mlp.shared", "mlp.shared_mlp"), "mlp.router": "mlp.gate.wg"},
+    ),
+    # Hunyuan 3: normalised heads, experts by sigmoid with a correction after the first dense layer. The layer that
+    # predicts a second token is left out.
+    "hy_v3": recipe(
+        keys=dict(n_shared_experts="num_shared_experts", routed_scaling_factor="router_scaling_factor"),
+        defaults=dict(
+            num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, rope_theta=11158840.0,
+            moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, n_shared_experts=1,
+            routed_scaling_factor=2.826, num_nextn_predict_layers=1,
+        ),
+        names={
+            **EXPERTS,
+            **{
+                f"mlp.shared.{name}_proj": Stored(
+                    name=f"mlp.shared_mlp.{name}_proj", also=(f"mlp.shared_experts.{name}_proj",)
+                )
+                for name in ("gate", "up", "down")
+            },
+            "mlp.router": Stored(name="mlp.router.gate", also=("mlp.gate",)),
+        },
+        tensors={"mlp.router.correction": Stored(name="mlp.expert_bias", also=("mlp.e_score_correction_bias",))},
+        rms_norm_eps=1e-5, qk_norm="head", moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=1),
+        **ATTN_FLAG,
+    ),
+    # Mellum 2: Qwen3-MoE with a window and a rope for each type of layer; full layers and experts where the config
+    # lists no types.
+    "mellum": recipe(
+        defaults=dict(
+            num_key_value_heads=4, head_dim=128, max_position_embeddings=131072, sliding_window=1024,
+            moe_intermediate_size=896, num_experts=64, num_experts_per_tok=8,
+            rope_parameters={
+                FULL: dict(rope_type="default", rope_theta=500000.0),
+                SLIDING: dict(rope_type="default", rope_theta=10000.0),
+            },
+        ),
+        names=EXPERTS, ignore=(r"^mtp\.",), layer_types=lambda config: config.texts("layer_types"), qk_norm="head",
+        moe=partial(read_experts, renormalize=flag("norm_topk_prob", True)), is_sparse=sparse_after, **ATTN_FLAG,
+    ),
+    # MiniMax-M2: experts by sigmoid with a correction, a norm over all heads of query and key, partial rope;
+    # published files say `rotary_dim`.
+    "minimax_m2": recipe(
+        _minimax_m2, keys=dict(num_nextn_predict_layers="num_mtp_modules"),
+        defaults=dict(
+            num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, rope_theta=5000000.0,
+            num_local_experts=256, num_experts_per_tok=8,
+        ),
+        names=BLOCK_SPARSE_EXPERTS, tensors={"mlp.router.correction": "block_sparse_moe.e_score_correction_bias"},
+    ),
+    # Mixtral 8x7B and 8x22B: Mistral with experts; all layers slide if `sliding_window` is set.
+    "mixtral": recipe(
+        defaults=dict(
+            num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, rope_theta=1000000.0,
+            num_local_experts=8, num_experts_per_tok=2,
+        ),
+        names=BLOCK_SPARSE_EXPERTS, layer_types=all_slide, rms_norm_eps=1e-5, moe=_SIZED,
+    ),
+    # OLMoE: experts, a norm over all heads of query and key, values that may be clipped.
+    "olmoe": recipe(
+        defaults=dict(max_position_embeddings=4096, num_experts=64, num_experts_per_tok=8), names=EXPERTS,
+        rms_norm_eps=1e-5, qk_norm="all", attn=dict(clip_qkv=number("clip_qkv", 0.0, null=0.0)),
+        moe=partial(_SIZED, **_CHOSEN), **ATTN_FLAG,
+    ),
+    # Phi-3.5-MoE: layer norms, experts by sparse mixer, LongRoPE with stated attention factors.
+    "phimoe": recipe(
+        _phimoe,
+        defaults=dict(
+            num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, rope_theta=1000000.0,
+            num_local_experts=16, num_experts_per_tok=2,
+        ),
+        names=BLOCK_SPARSE_EXPERTS,
+    ),
+    # Qwen1.5-MoE and Qwen2-57B-A14B: Qwen2 with experts and a gated shared one; some layers may stay dense.
+    "qwen2_moe": recipe(
+        defaults=dict(
+            num_key_value_heads=16, max_position_embeddings=32768, sliding_window=4096, max_window_layers=28,
+            moe_intermediate_size=1408, shared_expert_intermediate_size=5632, num_experts=60, num_experts_per_tok=4,
+        ),
+        names=dict(**EXPERTS, **SHARED_EXPERT), layer_types=windowed_layer_types, qkv_bias=flag("qkv_bias", True),
+        moe=partial(read_shared, **_CHOSEN), is_sparse=sparse_steps,
+    ),
+    # Qwen3-30B-A3B and 235B-A22B: Qwen3 with experts; head_dim is hidden_size / num_heads unless stated.
+    "qwen3_moe": recipe(
+        _qwen3_moe,
+        defaults=dict(
+            num_key_value_heads=4, max_position_embeddings=32768, sliding_window=4096, moe_intermediate_size=768,
+            num_experts=128, num_experts_per_tok=8,
+        ),
+        names=EXPERTS,
+    ),
+    # The language model of Qwen3-VL with experts: Qwen3-MoE with experts stored in one tensor a layer.
+    "qwen3_vl_moe_text": recipe(
+        _qwen3_vl,
+        defaults=dict(
+            num_key_value_heads=16, max_position_embeddings=128000, rope_theta=500000.0, moe_intermediate_size=1408,
+            num_experts=60, num_experts_per_tok=4, tie_word_embeddings=True,
+        ),
+        names={"mlp.router": "mlp.gate"}, tensors=joined_experts("mlp.experts.", transpose=True),
+    ),
+    # Sarvam 30B: GLM-4.5 with normalised heads that rope turns whole, and with names of its own.
+    "sarvam_moe": recipe(
+        _glm4_moe,
+        keys=dict(
+            n_routed_experts="num_experts", n_shared_experts="num_shared_experts", attention_bias="use_qkv_bias",
+        ),
+        defaults=dict(
+            num_key_value_heads=4, head_dim=64, max_position_embeddings=131072, rms_norm_eps=1e-6,
+            rope_theta=8000000.0, moe_intermediate_size=1024, num_experts_per_tok=6, n_shared_experts=1,
+            n_routed_experts=128, routed_scaling_factor=2.5, use_qk_norm=True, num_nextn_predict_layers=0,
+        ),
+        names={
+            **EXPERTS, **SHARED_EXPERTS,
+            "embed_tokens": Stored(name="model.word_embeddings", also=("model.embed_tokens",)),
+            "attn.qkv_proj": "attention.query_key_value", "attn.o_proj": "attention.dense",
+            "attn.q_norm": "attention.query_layernorm", "attn.k_norm": "attention.key_layernorm",
+        },
+        tensors={"mlp.router.correction": "mlp.gate.expert_bias"},
+    ),
+}  # fmt: skip
+"""model_type -> what sets it apart."""
