@@ -1,5 +1,6 @@
 // x @ weight.T + bias over packed weights: few tokens, which are a stream of the weights. linear_many.cpp does many.
 #include "linear_common.h"
+#include "unroll.h"
 
 namespace headrace::HEADRACE_TIER {
 
@@ -8,7 +9,39 @@ void linear_many(const LinearArgs &, const Context &);
 
 namespace {
 
-// Each panel is read from memory for the first token and from the cache for the others. Scratch: words of x.
+// Scratch: words of x.
+
+// Tokens that share a pass over a panel: each has kChains vectors of sums in registers. Where those are few, tokens take
+// turns, and all but the first read the panel from the cache.
+constexpr int kShared = kLanes == 16 ? kFewTokens : 1;
+
+// One panel with kRows tokens, from `first` on.
+template <class Reader, class T, int kRows>
+INLINE void tile(const LinearArgs &args, const uint32_t *words, int64_t num_words, const float *scales, int64_t panel,
+                 int64_t first) {
+    using Acc = typename Reader::Acc;
+    const Weight &weight = args.weight;
+    Reader reader(weight, weight.data + panel * weight.panel_bytes);
+    Acc acc[kRows][kChains][kVecs] = {};
+    RowPointers<kRows> x(words + first * num_words, num_words * 4);
+    for (int64_t j = 0; j < num_words; j += kChains) {
+        typename Reader::Word w[kChains][kVecs];
+        reader.next(w);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r)
+            for (int c = 0; c < kChains; ++c)
+                for (int v = 0; v < kVecs; ++v) acc[r][c][v] = Reader::mac(acc[r][c][v], w[c][v], load<uint32_t>(x[r] + c * 4));
+        x.advance(kChains * 4);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+        for (int v = 0; v < kVecs; ++v) {
+            const int64_t row = panel * kPanel + v * kLanes;
+            if (row >= weight.rows) continue;
+            const Acc total = (acc[r][0][v] + acc[r][1][v]) + (acc[r][2][v] + acc[r][3][v]);
+            put<T>(args, first + r, row, finish(weight, total, row, scales[first + r]));
+        }
+}
 
 template <class Reader, class T>
 void few_tokens(const LinearArgs &args, const Context &context) {
@@ -21,24 +54,12 @@ void few_tokens(const LinearArgs &args, const Context &context) {
     float scales[kFewTokens];
     for (int64_t token = 0; token < args.num_tokens; ++token)
         read_x<Reader>(row_of_x<T>(args, token), weight.cols, num_words, words + token * num_words, scales + token);
-    for (int64_t panel = begin; panel < end; ++panel)
-        for (int64_t token = 0; token < args.num_tokens; ++token) {
-            Reader reader(weight, weight.data + panel * weight.panel_bytes);
-            const uint32_t *x = words + token * num_words;
-            typename Reader::Acc acc[kChains][kVecs] = {};
-            for (int64_t j = 0; j < num_words; j += kChains) {
-                typename Reader::Word w[kChains][kVecs];
-                reader.next(w);
-                for (int c = 0; c < kChains; ++c)
-                    for (int v = 0; v < kVecs; ++v) acc[c][v] = Reader::mac(acc[c][v], w[c][v], x[j + c]);
-            }
-            for (int v = 0; v < kVecs; ++v) {
-                const int64_t row = panel * kPanel + v * kLanes;
-                if (row >= weight.rows) continue;
-                const typename Reader::Acc total = (acc[0][v] + acc[1][v]) + (acc[2][v] + acc[3][v]);
-                put<T>(args, token, row, finish(weight, total, row, scales[token]));
-            }
-        }
+    with_count<1, Reader::kIsCheap ? kShared : 1>(args.num_tokens, [&](auto count) {
+        constexpr int kRows = decltype(count)::value;
+        for (int64_t panel = begin; panel < end; ++panel)
+            for (int64_t token = 0; token < args.num_tokens; token += kRows)
+                tile<Reader, T, kRows>(args, words, num_words, scales, panel, token);
+    });
 }
 
 struct Path {

@@ -1,5 +1,6 @@
 // Linear products of quantized x with weights in blocks, GGUF's and w4: few tokens. linear_blocks_many.cpp does many.
 #include "linear_blocks_common.h"
+#include "unroll.h"
 
 namespace headrace::HEADRACE_TIER {
 
@@ -8,7 +9,8 @@ void linear_blocks_many(const LinearArgs &, const Context &);
 
 namespace {
 
-constexpr int64_t kFewTokens = 3;  // at most so many share a pass over a panel without unpacking it
+constexpr int64_t kFewTokens = kLanes == 16 ? 16 : 3;  // at most so many take panels as they lie, without unpacking them
+constexpr int kMostRows = kLanes == 16 ? 8 : 3;        // that share a pass over a panel
 constexpr int64_t kPrefetch = 4096;
 
 using Multiply = ByPairs;
@@ -22,13 +24,17 @@ INLINE void tile(const LinearArgs &args, const Group<Multiply> *x, int64_t num_g
     const Weight &weight = args.weight;
     BlockReader<format> blocks(weight, weight.data + panel * weight.panel_bytes);
     const Target<T> target = target_of<T>(args, token, panel * kPanel);
+    RowPointers<kRows> rows(x + token * num_groups, num_groups * static_cast<int64_t>(sizeof(Group<Multiply>)));
+    const auto group = [&](int r) INLINE_LAMBDA -> const Group<Multiply> & {
+        return *reinterpret_cast<const Group<Multiply> *>(rows[r]);
+    };
     V acc[kRows][kVecs] = {};
     for (int64_t g = 0; g < num_groups; ++g) {
         blocks.next_piece();
         I sums[kRows][kSums][kVecs];
         for (int r = 0; r < kRows; ++r)
             for (int s = 0; s < kSums; ++s)
-                for (int v = 0; v < kVecs; ++v) sums[r][s][v] = I{} + x[r * num_groups + g].start[s];
+                for (int v = 0; v < kVecs; ++v) sums[r][s][v] = I{} + group(r).start[s];
         for (int first = 0; first < kQuads; first += kTogether) {
             const int s = first / kQuadsPerSum;
             Multiply::Part parts[kRows][kVecs];
@@ -42,7 +48,7 @@ INLINE void tile(const LinearArgs &args, const Group<Multiply> *x, int64_t num_g
                     for (int r = 0; r < kRows; ++r)
                         for (int i = 0; i < kWordsPerQuad; ++i)
                             parts[r][v] = Multiply::mac<kShape.bits>(
-                                parts[r][v], words[i], x[r * num_groups + g].words[u * kWordsPerQuad + i]);
+                                parts[r][v], words[i], group(r).words[u * kWordsPerQuad + i]);
                 }
             }
             for (int r = 0; r < kRows; ++r)
@@ -50,12 +56,12 @@ INLINE void tile(const LinearArgs &args, const Group<Multiply> *x, int64_t num_g
         }
         for (int r = 0; r < kRows; ++r)
             for (int v = 0; v < kVecs; ++v) {
-                const Group<Multiply> &group = x[r * num_groups + g];
                 for (int s = 0; s < kSums; ++s)
-                    acc[r][v] = fma(to_float(sums[r][s][v]), blocks.scale[s][v] * splat(group.scale), acc[r][v]);
-                if constexpr (kShape.has_offset) acc[r][v] = fma(blocks.offset[v], splat(group.total), acc[r][v]);
+                    acc[r][v] = fma(to_float(sums[r][s][v]), blocks.scale[s][v] * splat(group(r).scale), acc[r][v]);
+                if constexpr (kShape.has_offset) acc[r][v] = fma(blocks.offset[v], splat(group(r).total), acc[r][v]);
             }
         blocks.end_piece();
+        rows.advance(sizeof(Group<Multiply>));
     }
     for (int r = 0; r < kRows; ++r)
         for (int v = 0; v < kVecs; ++v) target.put(r, v, acc[r][v]);
@@ -71,13 +77,15 @@ struct Path {
         share((args.weight.rows + kPanel - 1) / kPanel, context, &begin, &end);
         if (begin == end) return;
         quantize_rows<format, T>(args, 0, args.num_tokens, x);
-        for (int64_t panel = begin; panel < end; ++panel) {
-            switch (args.num_tokens) {
-                case 1: tile<format, T, 1>(args, x, num_groups, panel, 0); break;
-                case 2: tile<format, T, 2>(args, x, num_groups, panel, 0); break;
-                default: tile<format, T, kFewTokens>(args, x, num_groups, panel, 0);
+        for (int64_t panel = begin; panel < end; ++panel)
+            for (int64_t token = 0; token < args.num_tokens;) {
+                const int64_t left = args.num_tokens - token;
+                const int64_t rows = left > kMostRows ? (left + 1) / 2 : left;
+                with_count<1, kMostRows>(rows, [&](auto count) INLINE_LAMBDA {
+                    tile<format, T, decltype(count)::value>(args, x, num_groups, panel, token);
+                });
+                token += rows;
             }
-        }
     }
 };
 

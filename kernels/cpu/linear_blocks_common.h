@@ -100,12 +100,14 @@ INLINE void quantize(const T *x, int64_t count, Group<Multiply> *group) {
     int32_t sums[2] = {};
     for (int64_t k = 0; k < kGroup; k += kLanes) {
         const I shifted = bits_as<I>(load_as_float(x + k) * inverse + shift), level = shifted - bits_as<I>(shift);
-        sums[k / (kGroup / 2)] += sum(level);
-        if constexpr (kWordsPerQuad == 1)
-            store(reinterpret_cast<char *>(group->words) + k, __builtin_convertvector(bits_as<U>(shifted), B));
-        else
+        if constexpr (kWordsPerQuad == 1) {
+            store(reinterpret_cast<char *>(group->words) + k, low_bytes(bits_as<U>(shifted)));
+        } else {
             store(levels + k, level);
+            sums[k / (kGroup / 2)] += sum(level);
+        }
     }
+    if constexpr (kWordsPerQuad == 1) sum_halves(group->words, sums);
     if constexpr (kWordsPerQuad == 2)
         for (int u = 0; u < kQuads; ++u) {
             const auto level = [&](int k) { return static_cast<uint32_t>(levels[4 * u + k]); };

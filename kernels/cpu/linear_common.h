@@ -15,7 +15,7 @@ namespace {
 constexpr int kVecs = kPanel / kLanes;  // vectors that hold a number for each row of a panel
 constexpr int kChains = 4;
 constexpr int64_t kPrefetch = 4096;  // bytes ahead in the stream of weights
-constexpr int64_t kFewTokens = 5;    // at most so many take a panel one after another
+constexpr int64_t kFewTokens = kLanes == 16 ? 6 : 5;  // at most so many stream the weights once, untiled
 
 // Words behind a row's copy: rows that are apart by a multiple of 2 KiB would fight for the same few lines of L1.
 constexpr int64_t kPad = 16;
@@ -181,8 +181,11 @@ INLINE void row_to_words(const T *x, int64_t cols, int64_t num_words, uint32_t *
 // in a packed word. The rounding is to nearest even, by the sum with 1.5 * 2^23, whose low bits are the level.
 template <class T>
 INLINE void row_to_int8(const T *x, int64_t cols, int64_t num_words, uint32_t *words, float *scale) {
-    V top = {};
+    V tops[4] = {};
     int64_t k = 0;
+    for (; k + 4 * kLanes <= cols; k += 4 * kLanes)
+        for (int i = 0; i < 4; ++i) tops[i] = max(abs(load_as_float(x + k + i * kLanes)), tops[i]);
+    V top = max(max(tops[0], tops[1]), max(tops[2], tops[3]));
     for (; k + kLanes <= cols; k += kLanes) top = max(abs(load_as_float(x + k)), top);
     if (k < cols) top = max(abs(load_tail(x + k, cols - k)), top);
     const float high = highest(top);
@@ -193,9 +196,9 @@ INLINE void row_to_int8(const T *x, int64_t cols, int64_t num_words, uint32_t *w
         const V value = left >= kLanes ? load_as_float(x + k) : left > 0 ? load_tail(x + k, left) : V{};
         const U level = bits_as<U>(value * inverse + shift);
         if constexpr (ReadInt8::kColumns == 2) {
-            store(reinterpret_cast<uint16_t *>(words) + k, __builtin_convertvector(level, H));
+            store(reinterpret_cast<uint16_t *>(words) + k, low_halves(level));
         } else {
-            const B bytes = __builtin_convertvector(level, B) ^ 128;
+            const B bytes = low_bytes(level) ^ 128;
             B order;  // 0, 2, 1, 3 in each word
             for (int i = 0; i < kLanes; ++i) order[i] = static_cast<uint8_t>(i / 4 * 4 + i % 2 * 2 + i / 2 % 2);
             store(reinterpret_cast<uint8_t *>(words) + k, __builtin_shuffle(bytes, order));

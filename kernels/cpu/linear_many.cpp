@@ -23,11 +23,19 @@ struct Layout {
     size_t panels, sums, scales, end;
 };
 
-int64_t block_rows_of(int64_t num_tokens) {
-    const int64_t num_blocks = (num_tokens + kBlockRows - 1) / kBlockRows;
-    const int64_t rows = (num_tokens + num_blocks - 1) / num_blocks;
-    return (rows + kTileRows - 1) / kTileRows * kTileRows;
-}
+// Tokens as blocks, nearly even ones of whole tiles but for the last.
+struct Blocks {
+    int64_t num_tokens, num_tiles, count;
+
+    explicit Blocks(int64_t tokens)
+        : num_tokens(tokens), num_tiles((tokens + kTileRows - 1) / kTileRows), count((tokens + kBlockRows - 1) / kBlockRows) {}
+
+    int64_t first_of(int64_t block) const {
+        const int64_t token = num_tiles * block / count * kTileRows;
+        return token < num_tokens ? token : num_tokens;
+    }
+    int64_t most_rows() const { return (num_tiles + count - 1) / count * kTileRows; }
+};
 
 Layout layout_of(int64_t num_rows, int64_t num_words) {
     Layout layout;
@@ -42,7 +50,6 @@ Layout layout_of(int64_t num_rows, int64_t num_words) {
 struct Piece {
     const char *panels[kTilePanels];  // words [count][kPanel]
     const char *next[kTilePanels];    // the piece after this one, which all tiles of rows fetch together meanwhile
-    int64_t ahead_step;               // bytes of it to fetch with each step of a tile over its columns
     int64_t count;                    // a multiple of kChains
     bool is_first, is_last;
 };
@@ -54,9 +61,10 @@ constexpr int num_chains() {
 }
 
 // Add the products of a piece to the sums of kRows rows, chain by chain. After the last piece put(row, vector, total)
-// takes the results.
+// takes the results. With each step over the columns ahead_step bytes of the next piece are fetched, from `ahead` on.
 template <class Reader, int kRows, class Put>
-INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_t ahead, char *sums, const Put &put) {
+INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_t ahead, int64_t ahead_step, char *sums,
+                 const Put &put) {
     using Acc = typename Reader::Acc;
     using Word = typename Reader::Word;
     constexpr int kNum = num_chains<Reader>();
@@ -70,22 +78,23 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
             each([&](auto r, auto v) INLINE_LAMBDA { acc[r][v] = Acc{}; });
         else
             each([&](auto r, auto v) INLINE_LAMBDA { acc[r][v] = load<Acc>(sum_at(r, c, v)); });
-        const uint32_t *words = x + c;
+        RowPointers<kRows> rows(x + c, x_stride * 4);
         const char *panels[kTilePanels];
         for (int p = 0; p < kTilePanels; ++p) panels[p] = piece.panels[p] + c * chain_bytes;
         for (int64_t j = 0; j < piece.count; j += kNum) {
             Word w[kTileVecs];
             if constexpr (Reader::kIsRaw) {
                 for (int p = 0; p < kTilePanels; ++p) __builtin_prefetch(piece.next[p] + ahead, 0, 2);
-                ahead += piece.ahead_step;
+                ahead += ahead_step;
             }
             unroll<kTileVecs>([&](auto v) INLINE_LAMBDA {
                 w[v] = load<Word>(panels[v / kVecs] + v % kVecs * kLanes * 4);
             });
             for (int p = 0; p < kTilePanels; ++p) panels[p] += kStepBytes;
             each([&](auto r, auto v) INLINE_LAMBDA {
-                acc[r][v] = Reader::mac(acc[r][v], w[v], words[r * x_stride + j]);
+                acc[r][v] = Reader::mac(acc[r][v], w[v], load<uint32_t>(rows[r]));
             });
+            rows.advance(kNum * 4);
         }
         const auto end = [&](const auto &body) INLINE_LAMBDA {
             each([&](auto r, auto v) INLINE_LAMBDA { body(r, v, acc[r][v]); });
@@ -103,30 +112,35 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
     }
 }
 
-// All rows of a block, kTileRows at a time.
+// All rows of a block. The last two tiles are of even size where the format has come here with more than a few tokens (see
+// linear.cpp): of 13 rows 7 and 6, not 12 and one that waits for each of its products.
 template <class Reader, class T>
 void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece, char *sums,
            const ScaledTarget<T> &target) {
     for (int64_t r = 0; r < rows;) {
-        const int64_t left = rows - r;
         const auto of = [&](auto size) INLINE_LAMBDA {
             constexpr int kRows = decltype(size)::value;
             const ScaledTarget<T> here = target;  // stores could change what `target` refers to, not this
             tile<Reader, kRows>(x + r * x_stride, x_stride, piece, r * piece.count * kPanel * 4 / rows,
-                                sums + r * kChains * kTileBytes,
+                                kPanel * 4 * kRows / rows + 1, sums + r * kChains * kTileBytes,
                                 [=](int i, int v, typename Reader::Acc total) INLINE_LAMBDA {
                                     here.put(r + i, v, total);
                                 });
             r += kRows;
         };
-        if (left >= kTileRows)
+        const int64_t left = rows - r;
+        if constexpr (Reader::kIsCheap) {
+            const bool is_pair = left > kTileRows && left < 2 * kTileRows;
+            with_count<(kTileRows + 1) / 2, kTileRows>(is_pair ? (left + 1) / 2 : left, of);
+        } else if (left >= kTileRows) {
             of(Int<kTileRows>{});
-        else if (left >= 4 && kTileRows > 4)
+        } else if (left >= 4 && kTileRows > 4) {
             of(Int<4>{});
-        else if (left >= 2)
+        } else if (left >= 2) {
             of(Int<2>{});
-        else
+        } else {
             of(Int<1>{});
+        }
     }
 }
 
@@ -174,11 +188,10 @@ template <class Reader, class T>
 void many_tokens(const LinearArgs &args, const Context &context) {
     const Weight &weight = args.weight;
     const int64_t num_words = weight.padded_cols / Reader::kColumns;
-    const int64_t block_rows = block_rows_of(args.num_tokens);
-    const int64_t num_blocks = (args.num_tokens + block_rows - 1) / block_rows;
+    const Blocks blocks(args.num_tokens);
     const int64_t num_panels = (weight.rows + kPanel - 1) / kPanel;
     const int64_t num_tiles = (num_panels + kTilePanels - 1) / kTilePanels;
-    const Layout layout = layout_of(block_rows, num_words);
+    const Layout layout = layout_of(blocks.most_rows(), num_words);
     auto *copy = reinterpret_cast<uint32_t *>(context.scratch);
     char *unpacked = context.scratch + layout.panels, *sums = context.scratch + layout.sums;
     auto *scales = reinterpret_cast<float *>(context.scratch + layout.scales);
@@ -187,7 +200,7 @@ void many_tokens(const LinearArgs &args, const Context &context) {
     const int64_t piece_words = (num_words / kChains + num_pieces - 1) / num_pieces * kChains;
 
     int64_t begin, end, block = -1, rows = 0;
-    share(num_blocks * num_tiles, context, &begin, &end);
+    share(blocks.count * num_tiles, context, &begin, &end);
     const uint32_t *x = copy;
     // Rows of x that already are runs of words need no copy.
     const bool is_copied = __is_same(typename Reader::Acc, I) || sizeof(T) * Reader::kColumns != 4 ||
@@ -195,10 +208,10 @@ void many_tokens(const LinearArgs &args, const Context &context) {
                            args.x_stride != weight.cols;
     const int64_t x_stride = is_copied ? num_words + kPad : num_words;
     for (int64_t item = begin; item < end; ++item) {
-        const int64_t first = item / num_tiles * block_rows, panel = item % num_tiles * kTilePanels;
+        const int64_t first = blocks.first_of(item / num_tiles), panel = item % num_tiles * kTilePanels;
         if (item / num_tiles != block) {
             block = item / num_tiles;
-            rows = args.num_tokens - first < block_rows ? args.num_tokens - first : block_rows;
+            rows = blocks.first_of(block + 1) - first;
             if (is_copied)
                 for (int64_t r = 0; r < rows; ++r)
                     read_x<Reader>(row_of_x<T>(args, first + r), weight.cols, num_words, copy + r * x_stride, scales + r);
@@ -216,7 +229,6 @@ void many_tokens(const LinearArgs &args, const Context &context) {
             piece.count = num_words - j < piece_words ? num_words - j : piece_words;
             piece.is_first = j == 0;
             piece.is_last = j + piece.count == num_words;
-            piece.ahead_step = kPanel * 4 * kTileRows / rows + 1;
             panels.next(piece, unpacked);
             tiles<Reader>(x + j, x_stride, rows, piece, sums, target);
         }
@@ -234,7 +246,7 @@ struct Path {
 
 size_t linear_many_scratch(const LinearArgs &args) {
     // Of any number of tokens up to this one: blocks are not the largest for the most tokens.
-    const int64_t rows = args.num_tokens < kBlockRows ? block_rows_of(args.num_tokens) : kBlockRows;
+    const int64_t rows = args.num_tokens < kBlockRows ? Blocks(args.num_tokens).most_rows() : kBlockRows;
     return layout_of(rows, args.weight.padded_cols).end;
 }
 

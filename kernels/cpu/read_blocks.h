@@ -83,8 +83,8 @@ struct BlockReader {
 
     template <class T>
     static INLINE V load_bytes(const char *bytes) {
-        typedef T B __attribute__((vector_size(kLanes)));
-        return __builtin_convertvector(load<B>(bytes), V);
+        const I numbers = bits_as<I>(widen(load<B>(bytes)));
+        return to_float(T(-1) < 0 ? (numbers << 24) >> 24 : numbers);
     }
 };
 

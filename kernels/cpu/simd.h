@@ -157,10 +157,67 @@ INLINE float highest(V a) {
 #endif
 }
 
+// Lanes made wider or narrower. GCC's own conversions take vectors apart, some lane by lane.
+INLINE U widen(H a) {
+#if defined(HEADRACE_HAS_512)
+    return bits_as<U>(_mm512_cvtepu16_epi32(bits_as<__m256i>(a)));
+#elif defined(HEADRACE_HAS_256)
+    return bits_as<U>(_mm256_cvtepu16_epi32(bits_as<__m128i>(a)));
+#else
+    return __builtin_convertvector(a, U);
+#endif
+}
+INLINE U widen(B a) {
+#if defined(HEADRACE_HAS_512)
+    return bits_as<U>(_mm512_cvtepu8_epi32(bits_as<__m128i>(a)));
+#elif defined(HEADRACE_HAS_256)
+    return bits_as<U>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits_as<int64_t>(a))));
+#else
+    return __builtin_convertvector(a, U);
+#endif
+}
+INLINE H low_halves(U a) {
+#if defined(HEADRACE_HAS_512)
+    return bits_as<H>(_mm512_cvtepi32_epi16(bits_as<__m512i>(a)));
+#elif defined(HEADRACE_HAS_256)
+    const __m256i words = bits_as<__m256i>(a & 0xFFFF), packed = _mm256_packus_epi32(words, words);
+    return bits_as<H>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#else
+    return __builtin_convertvector(a, H);
+#endif
+}
+INLINE B low_bytes(U a) {
+#if defined(HEADRACE_HAS_512)
+    return bits_as<B>(_mm512_cvtepi32_epi8(bits_as<__m512i>(a)));
+#elif defined(HEADRACE_HAS_256)
+    const __m256i order = _mm256_set1_epi32(0x0C080400), first = _mm256_shuffle_epi8(bits_as<__m256i>(a), order);
+    const __m128i ends = _mm_unpacklo_epi32(_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1));
+    return bits_as<B>(_mm_cvtsi128_si64(ends));
+#else
+    return __builtin_convertvector(a, B);
+#endif
+}
+
+// Sums of the first and of the last 16 of 32 int8.
+INLINE void sum_halves(const void *bytes, int32_t (&sums)[2]) {
+#if defined(HEADRACE_HAS_512) || defined(HEADRACE_HAS_256)
+    const __m256i raised = _mm256_xor_si256(load<__m256i>(bytes), _mm256_set1_epi8(-128));  // by 128
+    const __m256i totals = _mm256_sad_epu8(raised, _mm256_setzero_si256());
+    const __m128i half[] = {_mm256_castsi256_si128(totals), _mm256_extracti128_si256(totals, 1)};
+    for (int i = 0; i < 2; ++i) sums[i] = _mm_cvtsi128_si32(half[i]) + _mm_extract_epi32(half[i], 2) - 16 * 128;
+#else
+    const auto *numbers = static_cast<const int8_t *>(bytes);
+    for (int i = 0; i < 2; ++i) {
+        sums[i] = 0;
+        for (int k = 0; k < 16; ++k) sums[i] += numbers[16 * i + k];
+    }
+#endif
+}
+
 // kLanes numbers of a dtype, as floats.
 INLINE V load_as_float(const float *data) { return load<V>(data); }
 INLINE V load_as_float(const bf16 *data) {
-    return bits_as<V>(__builtin_convertvector(load<H>(data), U) << 16);
+    return bits_as<V>(widen(load<H>(data)) << 16);
 }
 INLINE float to_float(float value) { return value; }
 INLINE float to_float(bf16 value) { return bits_as<float>(static_cast<uint32_t>(value.bits) << 16); }
@@ -191,7 +248,7 @@ INLINE V load_as_float(const i8 *data) {
 #elif defined(HEADRACE_HAS_256)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(data))));
 #else
-    return to_float((__builtin_convertvector(load<B>(data), I) << 24) >> 24);
+    return to_float((bits_as<I>(widen(load<B>(data))) << 24) >> 24);
 #endif
 }
 
@@ -205,7 +262,7 @@ INLINE void store_from_float(bf16 *data, V value) {
     const U rounded = (word + 0x7FFF + ((word >> 16) & 1)) >> 16;
     const U quiet = (word >> 16) | 0x40;
     const U result = value == value ? rounded : quiet;
-    store(data, __builtin_convertvector(result, H));
+    store(data, low_halves(result));
 #endif
 }
 INLINE void from_float(float *data, float value) { *data = value; }
