@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ..errors import ModelError
 from ..weights.names import NameTable, Stored
-from .config import HFConfig
+from .config import NOTHING, HFConfig
 from .heads import classifier, is_classifier, read_labels
 from .llama_like import read_activation
 from .name_tables import name_table
@@ -15,10 +15,16 @@ OLD_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 """How files from TensorFlow spell the parameters of a layer norm."""
 
 
-def bert_names(prefix: str, head: Mapping[str, str], *, skip_positions: int = 0) -> NameTable:
+def bert_names(
+    prefix: str,
+    head: Mapping[str, str],
+    *,
+    skip_positions: int = 0,
+    changes: Mapping[str, str | Stored] = NOTHING,
+) -> NameTable:
     """The names of BERT under `prefix` ("bert."); `head`: canonical to stored names of a classifier's layers.
 
-    skip_positions: rows of the position embedding that stand before that of position 0.
+    skip_positions: rows of the position embedding that stand before that of position 0. changes: of other names.
     """
     return encoder_names(
         {
@@ -34,6 +40,7 @@ def bert_names(prefix: str, head: Mapping[str, str], *, skip_positions: int = 0)
             "mlp.up_proj": "intermediate.dense",
             "mlp.down_proj": "output.dense",
             "mlp_post_norm": "output.LayerNorm",
+            **changes,
         },
         head,
         layer=f"{prefix}encoder.layer.{{i}}.",

@@ -1,0 +1,388 @@
+"""Encoders that descend from BERT, and encoder-decoder models that descend from BART and T5.
+
+Defaults are those of transformers' config classes.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from ..errors import ModelError
+from ..weights.names import Stored
+from .bert_like import bert_like, bert_names, encoder_names, read_head_dim, two_layer_head
+from .config import HFConfig, flag
+from .llama_like import (
+    FULL,
+    SLIDING,
+    llama_like,
+    read_activation,
+    read_rope,
+    replace_attention,
+    replace_layers,
+    replace_mlp,
+)
+from .name_tables import IGNORE, glu, name_table
+from .recipes import Recipe, recipe
+from .seq2seq import bart_like, bart_names, t5_like, t5_names
+from .spec import ConvolutionSpec, DenseSpec, ModelSpec, NormSpec, PoolerSpec, Pooling
+
+_SKIPPED = 2
+"""Rows of RoBERTa's positions before that of position 0."""
+_MODERNBERT_NAMES = {
+    "embed_tokens": "model.embeddings.tok_embeddings", "embed_norm": "model.embeddings.norm",
+    "attn_norm": "attn_norm", "attn.o_proj": "attn.Wo", "mlp_norm": "mlp_norm", "mlp.gate_up_proj": "mlp.Wi",
+    "mlp.down_proj": "mlp.Wo", "final_norm": "model.final_norm",
+}  # fmt: skip
+_MODERNBERT: Mapping[str, Any] = {
+    "vocab_size": 50368, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 22,
+    "num_attention_heads": 12, "hidden_activation": "gelu", "max_position_embeddings": 8192, "local_attention": 128,
+    "norm_eps": 1e-5, "classifier_pooling": "cls", "classifier_activation": "gelu",
+}  # fmt: skip
+_NOMIC_RENAMES = (
+    (r"(^|\.)encoder\.layers\.", r"\1layers."),
+    (r"(^|\.)emb_ln\.", r"\1embeddings.LayerNorm."),
+    (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
+    (r"\.fc11\.", ".up_proj."),
+    (r"\.fc12\.", ".gate_proj."),
+    (r"\.fc2\.", ".down_proj."),
+    (r"\.norm1\.", ".post_attention_layernorm."),
+    (r"\.norm2\.", ".post_mlp_layernorm."),
+)
+"""From names that Nomic's own code saves."""
+_NOMIC_KEYS = {
+    "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps", "rotary_emb_base": "rope_theta",
+    "rotary_emb_fraction": "partial_rotary_factor", "max_trained_positions": "max_position_embeddings",
+}  # fmt: skip
+_CONVOLUTIONS = {f"convolutions.{n}": Stored(name=f"model.encoder.conv{n + 1}", kernel=3) for n in (0, 1)}
+_NO_BIAS = Stored(name="", zeros=True)
+
+
+def _distilbert(config: HFConfig) -> ModelSpec:
+    """Sizes are called dim, n_heads, n_layers and hidden_dim; positions are learned or stored sinusoids."""
+    own = {
+        ours: config.get(theirs, config.get(ours, default))
+        for ours, theirs, default in (
+            ("hidden_size", "dim", 768),
+            ("num_attention_heads", "n_heads", 12),
+            ("num_hidden_layers", "n_layers", 6),
+        )
+    }
+    config = config.replace(
+        intermediate_size=config["hidden_dim"],
+        hidden_act=config["activation"],
+        layer_norm_eps=1e-12,
+        type_vocab_size=0,
+        **own,
+    )
+    return bert_like(config, pooler=two_layer_head(config, ("pre_classifier", "classifier"), "relu"))
+
+
+def _electra(config: HFConfig) -> ModelSpec:
+    """A classifier's dense layer has the exact GELU."""
+    spec = bert_like(config, pooler=two_layer_head(config, ("dense", "out_proj"), "gelu"))
+    size = config.size("embedding_size")
+    return spec if size == spec.hidden_size else dataclasses.replace(spec, embed_size=size)
+
+
+def _eurobert(config: HFConfig) -> ModelSpec:
+    if config.boolean("attention_bias", False) or config.boolean("mlp_bias", False):
+        raise ModelError(f"{config.file} asks for biases, which no published eurobert has")
+    kinds = {"bos": "cls", "mean": "mean"}
+    pooling = config.text("classifier_pooling", "late")
+    head = two_layer_head(config, ("dense", "classifier"), "gelu", "mean" if pooling == "mean" else "cls")
+    if head is not None and pooling not in kinds:
+        raise ModelError(f"{config.file} pools by {pooling!r} behind its head; served are {', '.join(kinds)}")
+    return llama_like(config, rms_norm_eps=1e-5, kind="encoder", pooler=head)
+
+
+def _modernbert(config: HFConfig) -> ModelSpec:
+    """Every third layer sees all tokens, the others `local_attention` / 2 on either side."""
+    every = config.size("global_attn_every_n_layers", 3)
+    kinds = config.texts("layer_types") or [SLIDING if i % every else FULL for i in range(config.num_layers())]
+    norm = NormSpec(kind="layer", eps=config.number("norm_eps"), bias=config.boolean("norm_bias", False))
+    ropes = config.replace(
+        rope_scaling=None,
+        rope_parameters=_modernbert_ropes(config),
+        head_dim=read_head_dim(config),
+        num_key_value_heads=None,
+        sliding_window=config.size("local_attention") // 2 + 1,
+        tie_word_embeddings=False,
+    )
+    spec = llama_like(
+        ropes,
+        layer_types=kinds,
+        activation_key="hidden_activation",
+        norm=norm,
+        attn_bias=flag("attention_bias"),
+        mlp_bias=flag("mlp_bias"),
+        kind="encoder",
+        embed_norm=True,
+        max_position_embeddings=config.size("max_position_embeddings"),
+        pooler=_modernbert_head(config, norm),
+    )
+    # The embedding's norm stands for that of the first attention.
+    first, *others = spec.layers
+    return dataclasses.replace(spec, layers=(dataclasses.replace(first, attn_pre_norm=False), *others))
+
+
+def _modernbert_head(config: HFConfig, norm: NormSpec) -> PoolerSpec | None:
+    kind: Pooling = "mean" if config.text("classifier_pooling") == "mean" else "cls"
+    activation = read_activation(config, "classifier_activation")
+    bias = config.boolean("classifier_bias", False)
+    return two_layer_head(config, ("dense", "classifier"), activation, kind, bias=bias, norm=norm)
+
+
+def _modernbert_ropes(config: HFConfig) -> Mapping[str, Any]:
+    """Rope parameters for each kind of layer; older files have two thetas at the top."""
+    stated = HFConfig(config.mapping("rope_parameters"), file=f"rope_parameters of {config.file}")
+    full = config.number("global_rope_theta", 160_000.0)
+    thetas = {FULL: full, SLIDING: config.number("local_rope_theta", 10_000.0, null=full)}
+    scaling = config.mapping("rope_scaling")
+    return {kind: {"rope_theta": theta, **scaling, **stated.mapping(kind)} for kind, theta in thetas.items()}
+
+
+def _modernbert_decoder(config: HFConfig) -> ModelSpec:
+    """A window is `local_attention` / 2 tokens, the last one included."""
+    spec = dataclasses.replace(_modernbert(config.replace(architectures=None)), kind="decoder")
+    transform = DenseSpec(
+        name="lm_head_dense",
+        in_features=spec.hidden_size,
+        out_features=spec.hidden_size,
+        bias=config.boolean("classifier_bias", False),
+        activation=read_activation(config, "classifier_activation"),
+        norm=spec.norm,
+    )
+    return dataclasses.replace(
+        replace_layers(
+            spec,
+            lambda layer: {"attn": dataclasses.replace(layer.attn, window=max(layer.attn.window - 1, 0))},
+        ),
+        head_transform=transform,
+        lm_head_bias=config.boolean("decoder_bias", True),
+        tie_word_embeddings=config.boolean("tie_word_embeddings", True),
+    )
+
+
+def _mpnet(config: HFConfig) -> ModelSpec:
+    """transformers' own code knows 32 buckets, whatever the config says, and begins positions behind 1."""
+    if config.size("relative_attention_num_buckets") != 32:
+        raise ModelError(f"relative_attention_num_buckets in {config.file} must be 32")
+    head = two_layer_head(config, ("dense", "out_proj"), "tanh")
+    spec = bert_like(config.replace(type_vocab_size=0), skip_positions=_SKIPPED, pooler=head)
+    return dataclasses.replace(spec, num_relative_buckets=32)
+
+
+def _nomic_bert(config: HFConfig) -> ModelSpec:
+    """Takes the keys of Nomic's own code, which are GPT-2's, as well."""
+    if "n_embd" in config:
+        config = config.replace(hidden_act="silu").with_defaults(
+            **{new: config[old] for old, new in _NOMIC_KEYS.items() if old in config}
+        )
+    config = config.with_defaults(
+        vocab_size=30528, hidden_act="silu", max_position_embeddings=2048, rope_theta=1000.0, hidden_size=768,
+        num_attention_heads=12,
+    )  # fmt: skip
+    spec = bert_like(config, pooler=two_layer_head(config, ("pooler", "classifier"), "tanh"))
+    head_dim = config.size("head_dim", spec.layers[0].attn.head_dim)
+    attn = {
+        "head_dim": head_dim, "scale": head_dim**-0.5, "rope": read_rope(config, head_dim), "qkv_bias": False,
+        "o_bias": False,
+    }  # fmt: skip
+    spec = replace_mlp(replace_attention(spec, **attn), gated=True, bias=False)
+    return dataclasses.replace(spec, num_learned_positions=0)
+
+
+def _roberta(config: HFConfig) -> ModelSpec:
+    """Position 0 has the row pad_token_id + 1, so that there are as many positions less."""
+    if config.integer("pad_token_id") + 1 != _SKIPPED:
+        raise ModelError(f"pad_token_id in {config.file} is {config['pad_token_id']}, but positions begin behind 1")
+    head = two_layer_head(config, ("dense", "out_proj"), "tanh")
+    return bert_like(config, skip_positions=_SKIPPED, pooler=head)
+
+
+def _m2m(config: HFConfig, **options: Any) -> ModelSpec:
+    """Positions begin behind that of padding."""
+    return bart_like(config, first_position=config.integer("pad_token_id") + 1, **options)
+
+
+def _marian(config: HFConfig) -> ModelSpec:
+    """The halves may have embeddings, and vocabularies, of their own."""
+    spec = bart_like(config, sinusoids="interleaved")
+    size = config.integer("decoder_vocab_size", spec.vocab_size, null=spec.vocab_size)
+    if config.boolean("share_encoder_decoder_embeddings", True):
+        if size != spec.vocab_size:
+            raise ModelError(f"decoder_vocab_size in {config.file} is not vocab_size, but embeddings are shared")
+        return spec
+    assert spec.encoder is not None
+    encoder = dataclasses.replace(spec.encoder, shares_embedding=False)
+    return dataclasses.replace(spec, vocab_size=size, encoder=encoder)
+
+
+def _whisper(config: HFConfig) -> ModelSpec:
+    """Keys have no bias, unlike queries and values. 30 s of speech are 3000 frames and 1500 positions."""
+    length = config.size("max_source_positions", 1500)
+    return bart_like(
+        config.replace(max_position_embeddings=config.size("max_target_positions", 448)),
+        pre_norm=True,
+        final_norm=True,
+        lm_head_bias=False,
+        encoder={
+            "num_features": config.size("num_mel_bins", 80),
+            "convolutions": (ConvolutionSpec(kernel=3), ConvolutionSpec(kernel=3, stride=2)),
+            "shares_embedding": False,
+            "num_learned_positions": length,
+            "max_position_embeddings": length,
+        },
+    )
+
+
+ENCODER_FAMILIES: Mapping[str, Recipe] = {
+    # BERT (Devlin et al. 2018), and what is saved as it: MiniLM, BGE, E5 and many more. A classifier reads the first
+    # token through BERT's pooler, a dense layer with tanh.
+    "bert": recipe(
+        lambda config: bert_like(config, pooler=two_layer_head(config, ("pooler", "classifier"), "tanh")),
+        defaults=dict(vocab_size=30522, hidden_size=768),
+        names=partial(bert_names, "bert.", {"pooler": "bert.pooler.dense"}),
+    ),
+    # DistilBERT (Sanh et al. 2019): BERT without token types, and with names of its own.
+    "distilbert": recipe(
+        _distilbert, defaults=dict(vocab_size=30522, hidden_dim=3072, activation="gelu"),
+        names=partial(
+            encoder_names,
+            {
+                "embed_tokens": "distilbert.embeddings.word_embeddings",
+                "embed_positions": "distilbert.embeddings.position_embeddings",
+                "embed_norm": "distilbert.embeddings.LayerNorm",
+                **{f"attn.{name}_proj": f"attention.{name}_lin" for name in "qkv"},
+                "attn.o_proj": "attention.out_lin", "attn_post_norm": "sa_layer_norm", "mlp.up_proj": "ffn.lin1",
+                "mlp.down_proj": "ffn.lin2", "mlp_post_norm": "output_layer_norm",
+            },
+            {}, layer="distilbert.transformer.layer.{i}.", prefix="distilbert.",
+            ignore=(r"position_ids$", r"^vocab_(transform|layer_norm|projector)\."),
+        ),
+    ),
+    # ELECTRA (Clark et al. 2020): BERT whose embeddings may be smaller than the layers.
+    "electra": recipe(
+        _electra,
+        defaults=dict(
+            vocab_size=30522, embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024,
+        ),
+        names=partial(
+            bert_names, "electra.",
+            dict(embed_in="electra.embeddings_project", dense="classifier.dense", out_proj="classifier.out_proj"),
+        ),
+    ),
+    # EuroBERT (Boizard et al. 2025): Llama that sees in both directions.
+    "eurobert": recipe(_eurobert, defaults=dict(max_position_embeddings=8192)),
+    # ModernBERT (Warner et al. 2024): norms before the blocks, gated feed-forward, rope, layers with a window.
+    "modernbert": recipe(
+        _modernbert, defaults=_MODERNBERT,
+        names=partial(
+            encoder_names, {**_MODERNBERT_NAMES, "attn.qkv_proj": "attn.Wqkv"},
+            dict(dense="head.dense", dense_norm="head.norm"), layer="model.layers.{i}.", prefix="model.",
+            ignore=(r"^(head|decoder)\.", r"inv_freq$"),
+        ),
+    ),
+    # ModernBERT's decoders (Ettin): its layers, causal, and its head before the embedding.
+    "modernbert_decoder": recipe(
+        _modernbert_decoder, defaults=_MODERNBERT,
+        names=lambda: name_table(
+            {
+                **_MODERNBERT_NAMES, **{f"attn.{name}_proj": f"attn.{name}_proj" for name in "qkv"},
+                "lm_head_dense": "lm_head.dense", "lm_head_dense_norm": "lm_head.norm", "lm_head": "decoder",
+            },
+            ignore=(*IGNORE, r"^decoder\.weight$"),
+        ),
+    ),
+    # MPNet (Song et al. 2020): RoBERTa's positions, no token types, and a bias of attention by distance.
+    "mpnet": recipe(
+        _mpnet, defaults=dict(vocab_size=30527, hidden_size=768, relative_attention_num_buckets=32),
+        names=partial(
+            bert_names, "mpnet.",
+            dict(
+                relative_bias="mpnet.encoder.relative_attention_bias", dense="classifier.dense",
+                out_proj="classifier.out_proj",
+            ),
+            skip_positions=_SKIPPED,
+            changes={
+                **{f"attn.{name}_proj": f"attention.attn.{name}" for name in "qkvo"},
+                "attn_post_norm": "attention.LayerNorm",
+            },
+        ),
+    ),
+    # Nomic BERT (Nussbaum et al. 2024): BERT with rope and a gated feed-forward block, without biases there.
+    "nomic_bert": recipe(
+        _nomic_bert,
+        names=partial(
+            encoder_names,
+            {
+                "embed_tokens": "nomic_bert.embeddings.word_embeddings",
+                "embed_token_types": "nomic_bert.embeddings.token_type_embeddings",
+                "embed_norm": "nomic_bert.embeddings.LayerNorm", "attn.qkv_proj": "attn.Wqkv",
+                **{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"}, **glu("mlp", "mlp"),
+                "attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_mlp_layernorm",
+            },
+            dict(pooler="nomic_bert.pooler.dense"), layer="nomic_bert.layers.{i}.", prefix="nomic_bert.",
+            ignore=(r"inv_freq$", r"^(nomic_bert\.)?pooler\.", r"^cls\."), renames=_NOMIC_RENAMES,
+        ),
+    ),
+    # RoBERTa (Liu et al. 2019), and CamemBERT and XLM-RoBERTa: BERT whose positions begin behind padding's id.
+    "roberta": recipe(
+        _roberta, defaults=dict(vocab_size=50265, hidden_size=768, pad_token_id=1),
+        names=partial(
+            bert_names, "roberta.", dict(dense="classifier.dense", out_proj="classifier.out_proj"),
+            skip_positions=_SKIPPED,
+        ),
+    ),
+    # BART (Lewis et al. 2019): norms after each residual add, learned positions that begin in row 2. transformers no
+    # longer reads the flags that once told BART's relatives apart.
+    "bart": recipe(bart_like, names=partial(bart_names, embed_norm=True, skip_positions=2), embed_norm=True),
+    # Blenderbot (Roller et al. 2020): BART with norms before its blocks and at the end, none of embeddings. The
+    # context is short: 128 tokens.
+    "blenderbot": recipe(
+        bart_like, defaults=dict(max_position_embeddings=128), names=partial(bart_names, final_norm=True),
+        pre_norm=True, final_norm=True,
+    ),
+    # M2M-100 and NLLB (Fan et al. 2020): BART with sinusoids that begin in row 2, and norms before its blocks.
+    "m2m_100": recipe(
+        _m2m, defaults=dict(activation_function="relu", scale_embedding=True, pad_token_id=1),
+        names=partial(bart_names, final_norm=True), pre_norm=True, final_norm=True, lm_head_bias=False,
+        sinusoids="halves",
+    ),
+    # Marian (Junczys-Dowmunt et al. 2018), Opus-MT's translators: BART with sinusoids and no norm of embeddings.
+    "marian": recipe(
+        _marian, names=partial(bart_names, encoder_changes={"embed_tokens": "model.encoder.embed_tokens"}),
+    ),
+    # mBART and mBART-50 (Liu et al. 2020): BART with norms before its blocks and at the end.
+    "mbart": recipe(
+        bart_like, names=partial(bart_names, embed_norm=True, final_norm=True, skip_positions=2), pre_norm=True,
+        embed_norm=True, final_norm=True,
+    ),
+    # mT5 (Xue et al. 2020): T5 v1.1, whose output is never scaled, whatever the config says of its head.
+    "mt5": recipe(t5_like, defaults=dict(feed_forward_proj="gated-gelu"), names=t5_names, scales_output=False),
+    # Pegasus (Zhang et al. 2019): BART with sinusoids, norms before its blocks and at the end, none of embeddings.
+    "pegasus": recipe(
+        bart_like, names=partial(bart_names, final_norm=True), pre_norm=True, final_norm=True,
+        sinusoids="interleaved",
+    ),
+    # T5, T5 v1.1, Flan-T5, ByT5, UL2 (Raffel et al. 2019): one bias by distance for all layers of each half. The
+    # feed-forward block is gated where the config says so.
+    "t5": recipe(t5_like, names=t5_names),
+    # UMT5 (Chung et al. 2023): T5 v1.1 with a bias by distance in each layer.
+    "umt5": recipe(
+        t5_like, defaults=dict(feed_forward_proj="gated-gelu"), names=partial(t5_names, bias_by_layer=True),
+        bias_by_layer=True,
+    ),
+    # Whisper (Radford et al. 2022): an encoder of mel spectrograms behind two convolutions, and BART's decoder.
+    "whisper": recipe(
+        _whisper,
+        names=partial(
+            bart_names, final_norm=True,
+            changes=dict(embed_tokens=Stored(name="model.decoder.embed_tokens", copies=("proj_out",))),
+            encoder_changes=_CONVOLUTIONS, tensors={"attn.k_proj.bias": _NO_BIAS, "cross.k_proj.bias": _NO_BIAS},
+        ),
+    ),
+}  # fmt: skip
+"""model_type -> what sets it apart."""
