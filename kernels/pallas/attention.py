@@ -33,6 +33,7 @@ def paged_attention(
     ends: Any,
     sinks: Any | None,
     slopes: Any | None,
+    scales: Any | None = None,
     *,
     scale: float,
     window: int,
@@ -45,7 +46,8 @@ def paged_attention(
     [num_blocks, num_kv_heads, block_size, 2 * head_dim], key and value side by side. block_table: int32 [num_reqs,
     max_num_blocks], -1 padded. Per tile, int32 [num_tiles]: requests, a row of the table; positions, of its first
     query; first_keys and ends, the positions [first_key, end) that some query of it sees, end 0 for an unused tile.
-    sinks, slopes: float32 [num_heads] or None. Returns query's shape and dtype.
+    sinks, slopes: float32 [num_heads] or None. scales: of a cache of int8, float32 [num_blocks, num_kv_heads,
+    2 * block_size], those of a block's keys before those of its values. Returns query's shape and dtype.
     """
     num_tiles, tile_tokens, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[1:3]
@@ -75,12 +77,16 @@ def paged_attention(
         index = jnp.minimum((jax.lax.div(firsts[n], span) + j) * blocks + i, last)
         return jnp.maximum(table[requests[n], index], 0), 0, 0, 0
 
+    def of_scales(i: int, *scalars: Any) -> Any:
+        return of_block(i, *scalars)[:3]
+
     def of_heads(n: Any, j: Any, *scalars: Any) -> tuple[Any, ...]:
         return 0, 0, 0
 
     tile = pl.BlockSpec((1, num_kv_heads, rows, width), of_tile)
     head = pl.BlockSpec((num_kv_heads, rows, 1), of_heads)
     block = (1, num_kv_heads, block_size, 2 * head_dim)
+    scale_block = (1, num_kv_heads, 2 * block_size)
     spans = jnp.maximum(jnp.max(-(-ends // span) - first_keys // span), 1)
     body = functools.partial(
         _attend,
@@ -89,6 +95,7 @@ def paged_attention(
         window=window,
         softcap=softcap,
         has_slopes=slopes is not None,
+        num_blocks=blocks,
     )
     out = pl.pallas_call(
         body,
@@ -100,6 +107,10 @@ def paged_attention(
                 head,
                 head,
                 *(pl.BlockSpec(block, functools.partial(of_block, i)) for i in range(blocks)),
+                *(
+                    pl.BlockSpec(scale_block, functools.partial(of_scales, i))
+                    for i in range(0 if scales is None else blocks)
+                ),
             ],
             out_specs=tile,
             scratch_shapes=[
@@ -120,6 +131,7 @@ def paged_attention(
         per_row(sinks, _NEVER),
         per_row(slopes, 0.0),
         *[kv_cache] * blocks,
+        *[] if scales is None else [scales] * blocks,
     )
     out = out[..., head_dim:] if whole else out
     out = out.reshape(num_tiles, num_kv_heads, group, tile_tokens, head_dim).transpose(0, 3, 1, 2, 4)
@@ -141,9 +153,12 @@ def _attend(
     window: int,
     softcap: float,
     has_slopes: bool,
+    num_blocks: int,
 ) -> None:
-    """One span of keys for one tile of queries. refs: the span's blocks, the output, then top, total and sums."""
-    *blocks, out, top, total, sums = refs
+    """One span of keys for one tile of queries. refs: the span's blocks, their scales if they have some, the output,
+    then top, total and sums."""
+    *parts, out, top, total, sums = refs
+    blocks, scale_blocks = parts[:num_blocks], parts[num_blocks:]
     n, j = pl.program_id(0), pl.program_id(1)
     num_kv_heads, rows, width = sums.shape
     block_size = blocks[0].shape[2]
@@ -157,13 +172,20 @@ def _attend(
         total[...] = jnp.where(sinks[...] > _NEVER, 1.0, 0.0)
         sums[...] = jnp.zeros_like(sums)
 
-    def add_head(h: int, seen: Any, alive: Any, distance: Any) -> None:
+    def of_span(h: int, begin: int, is_alive: Any) -> Any:
+        """The scales of a head's keys (from 0) or values (from block_size), [1, span]."""
+        found = jnp.concatenate([part[0, h : h + 1, begin : begin + block_size] for part in scale_blocks], 1)
+        return jnp.where(is_alive, found, 0.0)
+
+    def add_head(h: int, seen: Any, alive: Any, is_alive: Any, distance: Any) -> None:
         q = query[0, h]
-        kv = jnp.concatenate([block[0, h] for block in blocks], 0)
+        kv = jnp.concatenate([block[0, h].astype(jnp.float32) for block in blocks], 0)
         # What no query sees may hold anything, NaN too, and 0 * NaN is NaN.
-        kv = jnp.where(alive, kv.astype(jnp.float32), 0.0).astype(q.dtype)
+        kv = jnp.where(alive, kv, 0.0).astype(q.dtype)
         keys, values = (kv, kv) if kv.shape[1] == width else (kv[:, :width], kv[:, width:])
         scores = _product(q, keys, 1) * scale
+        if scale_blocks:
+            scores = scores * of_span(h, 0, is_alive)
         if softcap:
             scores = softcap * jnp.tanh(scores / softcap)
         if has_slopes:
@@ -172,6 +194,8 @@ def _attend(
         weights = jnp.where(seen, jnp.exp(scores - new_top), 0.0)
         fade = jnp.exp(top[h] - new_top)
         total[h] = total[h] * fade + weights.sum(1, keepdims=True)
+        if scale_blocks:
+            weights = weights * of_span(h, block_size, is_alive)
         sums[h] = sums[h] * fade + _product(weights.astype(q.dtype), values, 0)
         top[h] = new_top
 
@@ -183,8 +207,10 @@ def _attend(
             seen = seen & (q_places - places < window)
         key_places = start + jax.lax.broadcasted_iota(jnp.int32, (span, 1), 0)
         alive = (key_places >= first) & (key_places < end)
+        key_places = start + jax.lax.broadcasted_iota(jnp.int32, (1, span), 1)
+        is_alive = (key_places >= first) & (key_places < end)  # the same along the other axis
         for h in range(num_kv_heads):
-            add_head(h, seen, alive, places - q_places)
+            add_head(h, seen, alive, is_alive, places - q_places)
 
     def finish() -> None:
         out[0] = (sums[...] / jnp.where(total[...] == 0.0, 1.0, total[...])).astype(out.dtype)

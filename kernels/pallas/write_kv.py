@@ -15,14 +15,8 @@ def write_kv(kv_cache: Any, rows: Any, slot_mapping: Any, *, interpret: bool) ->
     kv_cache: [num_blocks, num_kv_heads, block_size, 2 * head_dim]; rows: [num_tokens, num_kv_heads, 2 * head_dim],
     key and value side by side; slot_mapping: int32 [num_tokens], no slot twice.
     """
+    slots, order, num_stored = _in_order(slot_mapping)
     block_size = kv_cache.shape[2]
-    # In the order of slots, so that the tokens of one block follow each other: a block that came back later would be
-    # fetched while it may still be on its way out.
-    last = jnp.iinfo(jnp.int32).max
-    slots, order = jax.lax.sort(
-        (jnp.where(slot_mapping < 0, last, slot_mapping), jnp.arange(len(slot_mapping), dtype=jnp.int32)), num_keys=1
-    )
-    num_stored = jnp.sum(slot_mapping >= 0, dtype=jnp.int32)
 
     def of_row(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
         return order[i], 0, 0
@@ -45,17 +39,98 @@ def write_kv(kv_cache: Any, rows: Any, slot_mapping: Any, *, interpret: bool) ->
     )(slots, order, rows, kv_cache)
 
 
+def write_int8_kv(
+    kv_cache: Any, scales: Any, rows: Any, row_scales: Any, slot_mapping: Any, *, interpret: bool
+) -> Any:
+    """(kv_cache, scales), in place, with codes and scales of each token in its slot.
+
+    kv_cache: int8 [num_blocks, num_kv_heads, block_size, 2 * head_dim]; scales: float32 [num_blocks, num_kv_heads,
+    2 * block_size]; rows: whole numbers as float32, [num_tokens, num_kv_heads, 2 * head_dim]; row_scales: float32
+    [num_tokens, num_kv_heads, 2], of key and value; slot_mapping: as `write_kv` has it.
+    """
+    slots, order, num_stored = _in_order(slot_mapping)
+    block_size = kv_cache.shape[2]
+
+    def of_row(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
+        return order[i], 0, 0
+
+    def of_block(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
+        return jax.lax.div(slots[i], block_size), 0, 0, 0
+
+    def of_scales(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
+        return jax.lax.div(slots[i], block_size), 0, 0
+
+    block = pl.BlockSpec((1, *kv_cache.shape[1:]), of_block)
+    scale_block = pl.BlockSpec((1, *scales.shape[1:]), of_scales)
+    return pl.pallas_call(
+        _store_integers,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(num_stored,),
+            in_specs=[
+                pl.BlockSpec((1, *rows.shape[1:]), of_row),
+                pl.BlockSpec((1, *row_scales.shape[1:]), of_row),
+                block,
+                scale_block,
+            ],
+            out_specs=[block, scale_block],
+        ),
+        out_shape=[jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (kv_cache, scales)],
+        input_output_aliases={4: 0, 5: 1},
+        interpret=interpret,
+    )(slots, order, rows, row_scales, kv_cache, scales)
+
+
+def _in_order(slot_mapping: Any) -> tuple[Any, Any, Any]:
+    """(slots with those that are stored first, which token each is of, how many are stored).
+
+    In the order of slots, so that the tokens of one block follow each other: a block that came back later would be
+    fetched while it may still be on its way out.
+    """
+    last = jnp.iinfo(jnp.int32).max
+    slots, order = jax.lax.sort(
+        (jnp.where(slot_mapping < 0, last, slot_mapping), jnp.arange(len(slot_mapping), dtype=jnp.int32)), num_keys=1
+    )
+    return slots, order, jnp.sum(slot_mapping >= 0, dtype=jnp.int32)
+
+
+def _is_new(slots: Any, i: Any, block_size: int) -> Any:
+    """True if token i is the first of its block."""
+    before = jax.lax.div(slots[jnp.maximum(i - 1, 0)], block_size)
+    return (i == 0) | (before != jax.lax.div(slots[i], block_size))
+
+
+def _store_integers(
+    slots: Any, order: Any, row: Any, row_scales: Any, block: Any, scale_block: Any, out: Any, out_scales: Any
+) -> None:
+    """`_store` of codes and scales."""
+    i = pl.program_id(0)
+    num_kv_heads, block_size = out.shape[1:3]
+
+    def begin() -> None:
+        out[...] = block[...]
+        out_scales[...] = scale_block[...]
+
+    pl.when(_is_new(slots, i, block_size))(begin)
+    offset = jax.lax.rem(slots[i], block_size)
+    here = jax.lax.broadcasted_iota(jnp.int32, (block_size, 1), 0) == offset
+    for h in range(num_kv_heads):
+        stored = jnp.where(here, row[0, h : h + 1], out[0, h].astype(jnp.float32))
+        out[0, h] = stored.astype(jnp.int32).astype(jnp.int8)
+    lane = jax.lax.broadcasted_iota(jnp.int32, (1, 2 * block_size), 1)
+    kept = jnp.where(lane == offset, row_scales[0, :, 0:1], out_scales[0])
+    out_scales[0] = jnp.where(lane == offset + block_size, row_scales[0, :, 1:2], kept)
+
+
 def _store(slots: Any, order: Any, row: Any, block: Any, out: Any) -> None:
     """Put one token into its block, which stays where it is while the next token goes into the same one."""
     i = pl.program_id(0)
     num_kv_heads, block_size = out.shape[1:3]
-    before = jax.lax.div(slots[jnp.maximum(i - 1, 0)], block_size)
-    is_new = (i == 0) | (before != jax.lax.div(slots[i], block_size))
 
     def begin() -> None:
         out[...] = block[...]
 
-    pl.when(is_new)(begin)
+    pl.when(_is_new(slots, i, block_size))(begin)
 
     here = jax.lax.broadcasted_iota(jnp.int32, (block_size, 1), 0) == jax.lax.rem(slots[i], block_size)
     for h in range(num_kv_heads):

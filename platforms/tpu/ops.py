@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from headrace.core.config import KV_DTYPES
 from headrace.core.ops.jax import FUNCTIONS
-from headrace.core.ops.jax.attention import KV_HEADS_AXIS, TILE_TOKENS, query_tiles
+from headrace.core.ops.jax.attention import KV_HEADS_AXIS, TILE_TOKENS, Integers, query_tiles, to_integers
 from headrace.core.platform import OpProvider
 from headrace.core.runner.jax_sharding import AXIS
 from headrace.core.stages import Array
@@ -23,9 +24,11 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
 
     def store(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> Array:
         """See core/ops/attention.py."""
-        rows = jnp.concatenate([key, value], -1).astype(kv_cache.dtype)
-        if not rows.shape[0]:
+        if not key.shape[0]:
             return kv_cache
+        if isinstance(kv_cache, Integers):
+            return store_integers(kv_cache, key, value, slot_mapping)
+        rows = jnp.concatenate([key, value], -1).astype(kv_cache.dtype)
         call = _over_heads(
             mesh,
             lambda cache, rows, slots: write_kv.write_kv(cache, rows, slots, interpret=interpret),
@@ -33,6 +36,17 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
             heads_axis(kv_cache),
         )
         return call(kv_cache, rows, slot_mapping)
+
+    def store_integers(kv_cache: Integers, key: Array, value: Array, slot_mapping: Array) -> Integers:
+        (key_codes, key_scales), (value_codes, value_scales) = to_integers(key), to_integers(value)
+        rows = jnp.concatenate([key_codes, value_codes], -1).astype(jnp.float32)
+        scales = jnp.stack([key_scales, value_scales], -1)
+        axis = heads_axis(kv_cache)
+        call = _over_heads(
+            mesh, lambda *arrays: write_kv.write_int8_kv(*arrays, interpret=interpret), (axis,) * 4 + (None,), axis
+        )
+        codes, scales = call(kv_cache.codes, kv_cache.scales, rows, scales, slot_mapping)
+        return Integers(codes=codes, scales=scales)
 
     def attend(
         query: Array,
@@ -79,11 +93,13 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
                 *arrays, scale=scale, window=window, softcap=softcap, interpret=interpret
             )
 
+        axis = heads_axis(kv_cache)
         head = None if sinks is None else 0, None if alibi_slopes is None else 0
-        call = _over_heads(mesh, tiled, (2, heads_axis(kv_cache), None, None, None, None, None, *head), 2)
-        out = call(
+        values, scales = kv_cache if isinstance(kv_cache, Integers) else (kv_cache, None)
+        axes = (2, axis, None, None, None, None, None, *head, None if scales is None else axis)
+        out = _over_heads(mesh, tiled, axes, 2)(
             query[tiles.tokens],
-            kv_cache,
+            values,
             block_table,
             tiles.requests,
             tiles.positions[:, 0],
@@ -91,6 +107,7 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
             tiles.ends,
             sinks,
             alibi_slopes,
+            scales,
         )
         return out.reshape(-1, *query.shape[1:])[tiles.places]
 
@@ -100,7 +117,7 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
         "write_kv": jax.jit(store),
         "paged_attention": jax.jit(attend, static_argnames=static),
     }
-    return OpProvider(name=NAME, priority=60, ops=ops)
+    return OpProvider(name=NAME, priority=60, ops=ops, kv_dtypes=KV_DTYPES)
 
 
 def heads_axis(kv_cache: Array) -> int | None:

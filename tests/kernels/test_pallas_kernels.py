@@ -1,6 +1,8 @@
 """The Pallas kernels, interpreted, against the definitions: through the conformance kit and against numpy."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ pytest.importorskip("jax", reason="jax is not installed: pip install 'headrace[t
 import jax
 import jax.numpy as jnp
 
+from headrace.core.ops.jax import FUNCTIONS
 from headrace.core.self_test import tiny_config, tiny_spec
 from headrace.kernels.pallas import attention, write_kv
 from headrace.platforms.conformance.kit import all_checks, run_check
@@ -33,6 +36,8 @@ def subject() -> Subject:
         "attention.alibi.float32",
         "attention.all_kv_heads.bfloat16",
         "model.greedy.window",
+        "attention.int8_cache.bfloat16",
+        "attention.int8_cache_decode.float32",
         "ops.latent_heads.float32",
         *(
             pytest.param(f"attention.{name}.{dtype}", marks=pytest.mark.slow)
@@ -46,15 +51,21 @@ def test_conformance(check: str, subject: Subject) -> None:
     assert result.outcome == "passed", result.detail
 
 
-def test_the_emulated_device_runs_the_kernels(subject: Subject) -> None:
-    runner = subject.device.runner(tiny_config(tiny_spec()))
+@pytest.mark.parametrize("kv_dtype", ["", "int8"])
+def test_the_emulated_device_runs_the_kernels(kv_dtype: str, subject: Subject) -> None:
+    runner = subject.device.runner(dataclasses.replace(tiny_config(tiny_spec()), kv_dtype=kv_dtype))
     providers = {selection.op: selection.provider for selection in runner.op_selections}
     assert providers["paged_attention"] == providers["write_kv"] == "pallas"
     ops = runner.ops
     assert ops is not None
-    cache = jnp.zeros((4, 2, 16, 32))
+    cache = FUNCTIONS["new_kv_cache"](
+        num_blocks=4, block_size=16, num_kv_heads=2, head_dim=16, dtype=kv_dtype or "float32", device=None
+    )
     arguments = (jnp.zeros((3, 4, 16)), cache, jnp.array([0, 3]), jnp.array([3]), jnp.array([[1]]))
     program = jax.make_jaxpr(lambda *a: ops.paged_attention(*a, scale=1.0))(*arguments)
+    assert "pallas_call" in str(program)
+    rows = jnp.zeros((3, 2, 16))
+    program = jax.make_jaxpr(ops.write_kv)(cache, rows, rows, jnp.array([17, 18, -1]))
     assert "pallas_call" in str(program)
 
 

@@ -44,7 +44,7 @@ class Integers(NamedTuple):
 
     def write(self, key: Array, value: Array, block_ids: Array, offsets: Array) -> "Integers":
         """With key and value, [num_tokens, num_kv_heads, head_dim], stored at these places."""
-        (key_codes, key_scales), (value_codes, value_scales) = _to_integers(key), _to_integers(value)
+        (key_codes, key_scales), (value_codes, value_scales) = to_integers(key), to_integers(value)
         both, block_size = jnp.concatenate([key_codes, value_codes], -1), self.codes.shape[2]
         return Integers(
             codes=self.codes.at[block_ids, :, offsets].set(both, mode="drop"),
@@ -61,7 +61,9 @@ class Integers(NamedTuple):
         return codes.astype(jnp.float32) * jnp.repeat(scales, codes.shape[-1] // 2, -1)
 
 
-def _to_integers(x: Array) -> tuple[Array, Array]:
+def to_integers(x: Array) -> tuple[Array, Array]:
+    """Rows [..., head_dim] as int8 codes of their shape and float32 scales [...]; the scale of a row that is not
+    finite is NaN."""
     x = x.astype(jnp.float32)
     top = jnp.abs(x).max(-1)
     inverse = jnp.where(top > 0, 127 / top, 0)
