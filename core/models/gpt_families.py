@@ -99,7 +99,8 @@ def _gpt2(config: HFConfig, **options: Any) -> ModelSpec:
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     if hidden_size % num_heads:
         raise ModelError(f"n_embd ({hidden_size}) in {config.file} is no multiple of n_head ({num_heads})")
-    config = config.replace(intermediate_size=config.size("n_inner", 4 * hidden_size))
+    size = config.size("n_inner", 4 * hidden_size)
+    config = config.replace(intermediate_size=size, num_key_value_heads=None, head_dim=None)
     scale = (hidden_size // num_heads) ** -0.5 if config.boolean("scale_attn_weights", True) else 1.0
     spec = gpt_like(config, norm=_EPSILON, attn={"scale": scale}, num_learned_positions=num_positions, **options)
     if not config.boolean("scale_attn_by_inverse_layer_idx", False):
