@@ -99,15 +99,18 @@ INLINE void quantize(const T *x, int64_t count, Group<Multiply> *group) {
     [[maybe_unused]] int32_t levels[kGroup];
     int32_t sums[2] = {};
     for (int64_t k = 0; k < kGroup; k += kLanes) {
-        const I shifted = bits_as<I>(load_as_float(x + k) * inverse + shift), level = shifted - bits_as<I>(shift);
+        const I shifted = bits_as<I>(load_as_float(x + k) * inverse + shift);
+        int32_t &sum_of_half = sums[k / (kGroup / 2)];
         if constexpr (kWordsPerQuad == 1) {
-            store(reinterpret_cast<char *>(group->words) + k, low_bytes(bits_as<U>(shifted)));
+            const B bytes = low_bytes(bits_as<U>(shifted));
+            store(reinterpret_cast<char *>(group->words) + k, bytes);
+            sum_of_half += sum_signed(bytes);
         } else {
+            const I level = shifted - bits_as<I>(shift);
             store(levels + k, level);
-            sums[k / (kGroup / 2)] += sum(level);
+            sum_of_half += sum(level);
         }
     }
-    if constexpr (kWordsPerQuad == 1) sum_halves(group->words, sums);
     if constexpr (kWordsPerQuad == 2)
         for (int u = 0; u < kQuads; ++u) {
             const auto level = [&](int k) { return static_cast<uint32_t>(levels[4 * u + k]); };

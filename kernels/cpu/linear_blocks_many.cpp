@@ -38,12 +38,10 @@ struct Sums {
 };
 
 template <class Multiply>
-int64_t block_rows_of(int64_t num_tokens, int64_t num_groups) {
+Blocks blocks_of(int64_t num_tokens, int64_t num_groups) {
     constexpr int64_t kGroupBytes = sizeof(Group<Multiply>);
     const int64_t fit = kBlockBytes / (num_groups * kGroupBytes) / kTileRows * kTileRows;
-    const int64_t most = fit < 2 * kTileRows ? 2 * kTileRows : fit < kMostRows ? fit : kMostRows;
-    const int64_t num_blocks = (num_tokens + most - 1) / most, rows = (num_tokens + num_blocks - 1) / num_blocks;
-    return (rows + kTileRows - 1) / kTileRows * kTileRows;
+    return Blocks(num_tokens, kTileRows, fit < 2 * kTileRows ? 2 * kTileRows : fit < kMostRows ? fit : kMostRows);
 }
 
 template <Format format, class Multiply>
@@ -126,20 +124,17 @@ INLINE void tile(const Group<Multiply> *x, int64_t num_groups, const Unpacked<Mu
 template <Format format, class Multiply, class T>
 void tiles(const Group<Multiply> *x, int64_t num_groups, int64_t rows, const Unpacked<Multiply> *pieces, Sums *sums,
            Target<T> target) {
-    for (int64_t r = 0; r < rows;) {
-        int64_t count = 1;
-        if (rows - r >= kTileRows) {
-            count = kTileRows;
-            tile<format, Multiply, kTileRows>(x, num_groups, pieces, sums, target);
-        } else if (rows - r >= 2 && kTileRows > 2) {
-            count = 2;
-            tile<format, Multiply, 2>(x, num_groups, pieces, sums, target);
-        } else {
-            tile<format, Multiply, 1>(x, num_groups, pieces, sums, target);
-        }
-        r += count;
-        x += count * num_groups;
-        target.out += count * target.stride;
+    // The last two tiles are of even size; fewer tokens than half a tile do not come here.
+    constexpr int kLeastRows = (kTileRows + 1) / 2;
+    for (int64_t left = rows; left > 0;) {
+        const bool is_pair = left > kTileRows && left < 2 * kTileRows;
+        with_count<kLeastRows, kTileRows>(is_pair ? (left + 1) / 2 : left, [&](auto size) INLINE_LAMBDA {
+            constexpr int kRows = decltype(size)::value;
+            tile<format, Multiply, kRows>(x, num_groups, pieces, sums, target);
+            left -= kRows;
+            x += kRows * num_groups;
+            target.out += kRows * target.stride;
+        });
     }
 }
 
@@ -149,20 +144,19 @@ struct Path {
         using Multiply = typename MultiplyOf<format>::Type;
         const Weight &weight = args.weight;
         const int64_t num_groups = weight.padded_cols / kGroup;
-        const int64_t block_rows = block_rows_of<Multiply>(args.num_tokens, num_groups);
-        const int64_t num_blocks = (args.num_tokens + block_rows - 1) / block_rows;
+        const Blocks blocks = blocks_of<Multiply>(args.num_tokens, num_groups);
         const int64_t num_panels = (weight.rows + kPanel - 1) / kPanel;
         const int64_t num_tiles = (num_panels + kTilePanels - 1) / kTilePanels;
         auto *sums = reinterpret_cast<Sums *>(context.scratch);
         auto *pieces = reinterpret_cast<Unpacked<Multiply> *>(sums + 1);
         auto *x = reinterpret_cast<Group<Multiply> *>(pieces + num_groups);
         int64_t begin, end, block = -1, rows = 0;
-        share(num_blocks * num_tiles, context, &begin, &end);
+        share(blocks.count * num_tiles, context, &begin, &end);
         for (int64_t item = begin; item < end; ++item) {
-            const int64_t first = item / num_tiles * block_rows, panel = item % num_tiles * kTilePanels;
+            const int64_t first = blocks.first_of(item / num_tiles), panel = item % num_tiles * kTilePanels;
             if (item / num_tiles != block) {
                 block = item / num_tiles;
-                rows = args.num_tokens - first < block_rows ? args.num_tokens - first : block_rows;
+                rows = blocks.first_of(block + 1) - first;
                 quantize_rows<format, T>(args, first, rows, x);
             }
             unpack<format>(weight, panel, num_panels, pieces);

@@ -23,20 +23,6 @@ struct Layout {
     size_t panels, sums, scales, end;
 };
 
-// Tokens as blocks, nearly even ones of whole tiles but for the last.
-struct Blocks {
-    int64_t num_tokens, num_tiles, count;
-
-    explicit Blocks(int64_t tokens)
-        : num_tokens(tokens), num_tiles((tokens + kTileRows - 1) / kTileRows), count((tokens + kBlockRows - 1) / kBlockRows) {}
-
-    int64_t first_of(int64_t block) const {
-        const int64_t token = num_tiles * block / count * kTileRows;
-        return token < num_tokens ? token : num_tokens;
-    }
-    int64_t most_rows() const { return (num_tiles + count - 1) / count * kTileRows; }
-};
-
 Layout layout_of(int64_t num_rows, int64_t num_words) {
     Layout layout;
     layout.panels = (static_cast<size_t>(num_rows * (num_words + kPad)) * 4 + 63) / 64 * 64;
@@ -188,7 +174,7 @@ template <class Reader, class T>
 void many_tokens(const LinearArgs &args, const Context &context) {
     const Weight &weight = args.weight;
     const int64_t num_words = weight.padded_cols / Reader::kColumns;
-    const Blocks blocks(args.num_tokens);
+    const Blocks blocks(args.num_tokens, kTileRows, kBlockRows);
     const int64_t num_panels = (weight.rows + kPanel - 1) / kPanel;
     const int64_t num_tiles = (num_panels + kTilePanels - 1) / kTilePanels;
     const Layout layout = layout_of(blocks.most_rows(), num_words);
@@ -246,7 +232,7 @@ struct Path {
 
 size_t linear_many_scratch(const LinearArgs &args) {
     // Of any number of tokens up to this one: blocks are not the largest for the most tokens.
-    const int64_t rows = args.num_tokens < kBlockRows ? Blocks(args.num_tokens).most_rows() : kBlockRows;
+    const int64_t rows = args.num_tokens < kBlockRows ? Blocks(args.num_tokens, kTileRows, kBlockRows).most_rows() : kBlockRows;
     return layout_of(rows, args.weight.padded_cols).end;
 }
 

@@ -1,4 +1,4 @@
-// Where rows of x of a linear product come from, and where the sums of a tile go.
+// Where rows of x of a linear product come from, how they are cut into blocks, and where the sums of a tile go.
 #pragma once
 
 #include "simd.h"
@@ -10,6 +10,21 @@ template <class T>
 INLINE const T *row_of_x(const LinearArgs &args, int64_t token) {
     return static_cast<const T *>(args.x) + (args.x_rows ? args.x_rows[token] : token) * args.x_stride;
 }
+
+// Tokens as nearly even blocks of whole tiles, the last tile excepted, at most most_rows each (a multiple of tile_rows).
+struct Blocks {
+    int64_t num_tokens, tile_rows, num_tiles, count;
+
+    Blocks(int64_t tokens, int64_t tile, int64_t most_rows)
+        : num_tokens(tokens), tile_rows(tile), num_tiles((tokens + tile - 1) / tile),
+          count((tokens + most_rows - 1) / most_rows) {}
+
+    int64_t first_of(int64_t block) const {
+        const int64_t token = num_tiles * block / count * tile_rows;
+        return token < num_tokens ? token : num_tokens;
+    }
+    int64_t most_rows() const { return (num_tiles + count - 1) / count * tile_rows; }
+};
 
 template <class T>
 struct Target {

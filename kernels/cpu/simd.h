@@ -198,19 +198,19 @@ INLINE B low_bytes(U a) {
 #endif
 }
 
-// Sums of the first and of the last 16 of 32 int8.
-INLINE void sum_halves(const void *bytes, int32_t (&sums)[2]) {
-#if defined(HEADRACE_HAS_512) || defined(HEADRACE_HAS_256)
-    const __m256i raised = _mm256_xor_si256(load<__m256i>(bytes), _mm256_set1_epi8(-128));  // by 128
-    const __m256i totals = _mm256_sad_epu8(raised, _mm256_setzero_si256());
-    const __m128i half[] = {_mm256_castsi256_si128(totals), _mm256_extracti128_si256(totals, 1)};
-    for (int i = 0; i < 2; ++i) sums[i] = _mm_cvtsi128_si32(half[i]) + _mm_extract_epi32(half[i], 2) - 16 * 128;
+// Sum of the bytes as int8.
+INLINE int32_t sum_signed(B bytes) {
+    [[maybe_unused]] const B raised = bytes ^ 128;  // by 128
+#if defined(HEADRACE_HAS_512)
+    const __m128i totals = _mm_sad_epu8(bits_as<__m128i>(raised), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(totals) + _mm_extract_epi32(totals, 2) - kLanes * 128;
+#elif defined(HEADRACE_HAS_256)
+    const __m128i all = _mm_cvtsi64_si128(bits_as<int64_t>(raised));
+    return _mm_cvtsi128_si32(_mm_sad_epu8(all, _mm_setzero_si128())) - kLanes * 128;
 #else
-    const auto *numbers = static_cast<const int8_t *>(bytes);
-    for (int i = 0; i < 2; ++i) {
-        sums[i] = 0;
-        for (int k = 0; k < 16; ++k) sums[i] += numbers[16 * i + k];
-    }
+    int32_t total = 0;
+    for (int i = 0; i < kLanes; ++i) total += static_cast<int8_t>(bytes[i]);
+    return total;
 #endif
 }
 
