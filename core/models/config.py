@@ -193,7 +193,9 @@ class HFConfig:
                 raise ModelError(
                     f"{self.file} has rope parameters for {', '.join(stated)}, but not for {layer_type!r}"
                 )
-            stated = HFConfig(stated, file=where).mapping(layer_type)
+            # transformers reads `truncate` beside the types, not of them.
+            outer, stated = stated, HFConfig(stated, file=where).mapping(layer_type)
+            stated = {**stated, "truncate": outer.get("truncate", True)}
         values = dict(stated)
         values.setdefault("rope_type", values.get("type", "default"))
         for name, default in (("rope_theta", 10000.0), ("partial_rotary_factor", 1.0)):

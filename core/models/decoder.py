@@ -66,7 +66,7 @@ def decoder(
             else:
                 has_norm = layer.pre_norm and layer.attn_pre_norm
                 x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, has_norm)
-                residual = residual if layer.stream_scales is None else ops.scale(x, layer.stream_scales[0])
+                residual = residual if layer.stream_scales is None else _scaled(ops, x, layer.stream_scales[0])
             block = None
             if layer.has_attention and layer.shared is None:
                 bias, read = relative_bias(spec, params, "", i), cache if owner == i else caches[owner]
@@ -107,7 +107,7 @@ def decoder(
             total = ops.add(block, residual)
             block, residual = None, normalize(ops, spec.norm, params, post_norm, total)
         x, residual = add_and_normalize(ops, spec.norm, params, norm, block, residual, layer.pre_norm)
-        residual = residual if layer.stream_scales is None else ops.scale(x, layer.stream_scales[1])
+        residual = residual if layer.stream_scales is None else _scaled(ops, x, layer.stream_scales[1])
         if layer.moe is not None and layer.moe_beside:
             block = dense_and_experts(ops, layer, layer.moe, spec.norm, params, prefix, x, residual)
         else:
@@ -150,6 +150,10 @@ def compute_logits(ops: OpTable, spec: ModelSpec, params: Params, hidden_states:
     if spec.logit_scale != 1.0:
         logits = ops.scale(logits, spec.logit_scale)
     return ops.softcap(logits, spec.logit_softcap) if spec.logit_softcap else logits
+
+
+def _scaled(ops: OpTable, x: Array, factor: float) -> Array:
+    return x if factor == 1.0 else ops.scale(x, factor)
 
 
 def _embed(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, batch: ForwardBatch) -> Array:

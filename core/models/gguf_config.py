@@ -481,6 +481,7 @@ def _rope(file: _File, head_dim: int) -> dict[str, Any]:
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
         # The quarter keeps int(head_dim * factor) at rotary_dim, whatever the division rounds to.
         "partial_rotary_factor": 1.0 if rotary_dim == head_dim else (rotary_dim + 0.25) / head_dim,
+        "heeds_partial_rotary_factor": True,
     }
     scale = keys.number("rope.scaling.factor", keys.get("rope.scale_linear", 0.0))
     length = keys.size("rope.scaling.original_context_length", keys.size("context_length"))

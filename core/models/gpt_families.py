@@ -149,10 +149,10 @@ def _gpt_neo(config: HFConfig) -> ModelSpec:
 
 
 def _bloom(config: HFConfig) -> ModelSpec:
-    if config.get("apply_residual_connection_post_layernorm"):
-        raise ModelError(f"{config.file} takes residuals after the norms, which is not served")
+    stream = (1.0, 1.0) if config.boolean("apply_residual_connection_post_layernorm", False) else None
     config = config.replace(hidden_act="gelu_new", intermediate_size=_four_times(config))
-    return gpt_like(config, norm=_EPSILON, attn={"alibi_max_bias": 8.0}, embed_norm=True)
+    attn = {"alibi_max_bias": 8.0}
+    return gpt_like(config, norm=_EPSILON, attn=attn, layer={"stream_scales": stream}, embed_norm=True)
 
 
 def _mpt(config: HFConfig) -> ModelSpec:
@@ -162,8 +162,6 @@ def _mpt(config: HFConfig) -> ModelSpec:
     for key, value in served.items():
         if attn.get(key, value) != value:
             raise ModelError(f"{key} in {attn.file} must be {value!r}, got {attn.get(key)!r}")
-    if not config.boolean("no_bias", True):
-        raise ModelError(f"{config.file} asks for biases (no_bias: false), which are not served")
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     scale = (hidden_size // num_heads or 1) ** -0.5
     return gpt_like(

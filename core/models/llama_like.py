@@ -27,6 +27,13 @@ ACTIVATIONS: Mapping[str, Activation] = {
 """Activation functions as configs spell them."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+TURN_A_PART = frozenset(
+    "bamba chatglm codegen glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
+    "gpt_neox_japanese gptj laguna mellum mimo_v2_flash minimax_m2 nemotron nomic_bert persimmon phi phi3 "
+    "qwen3_5_moe_text qwen3_5_text qwen3_next solar_open stablelm".split()
+)
+"""Model types whose rope heeds `partial_rotary_factor`. transformers' classes of all others turn whole heads,
+whatever config.json says; llama.cpp's code heeds it always."""
 
 
 def llama_like(
@@ -236,8 +243,11 @@ def read_activation(config: HFConfig, key: str) -> Activation:
 def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL) -> RopeSpec:
     """The rotary embedding of layers of one type. Raises ModelError for a type or a value it cannot serve."""
     parameters = config.rope_parameters(layer_type)
-    rotary_dim = int(head_dim * parameters.number("partial_rotary_factor"))
-    if parameters.text("rope_type") == "proportional":
+    kind, rotary_dim = parameters.text("rope_type"), int(head_dim * parameters.number("partial_rotary_factor"))
+    heeds_factor = config.get("model_type") in TURN_A_PART or parameters.get("heeds_partial_rotary_factor")
+    if kind == "default" and not heeds_factor:
+        rotary_dim = head_dim
+    if kind == "proportional":
         scaling = RopeScaling(kind="proportional", factor=_factor(parameters, 1.0), num_turned=rotary_dim // 2)
         return RopeSpec(rotary_dim=head_dim, theta=parameters.number("rope_theta"), scaling=scaling)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:

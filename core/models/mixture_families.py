@@ -47,7 +47,7 @@ from .name_tables import (
     joined_experts,
 )
 from .recipes import Recipe, recipe
-from .spec import MlpSpec, ModelSpec, NormSpec
+from .spec import MlpSpec, ModelSpec, MoeSpec, NormSpec
 
 _SIZED = partial(read_experts, size="intermediate_size")
 _CHOSEN: Mapping[str, Any] = {"renormalize": flag("norm_topk_prob")}
@@ -152,6 +152,12 @@ def _cohere2_moe(config: HFConfig) -> ModelSpec:
     )
     turned = (layer.attn.window > 0 or (first == 1 and layer.moe is None) for layer in spec.layers)
     return turn_only(spec, tuple(turned))
+
+
+def _aria_experts(config: HFConfig) -> MoeSpec:
+    """`hidden_act` is the shared block's; experts know SiLU alone."""
+    size = config.size("intermediate_size") * config.size("moe_num_shared_experts", 2)
+    return dataclasses.replace(_SIZED(config, shared=MlpSpec(intermediate_size=size)), activation="silu")
 
 
 def _ernie(config: HFConfig) -> ModelSpec:
@@ -297,13 +303,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             )
             for ours, theirs in (("gate_up_proj", "fc1"), ("down_proj", "fc2"))
         },
-        moe=partial(
-            _SIZED,
-            shared=lambda c: MlpSpec(
-                intermediate_size=c.size("intermediate_size") * c.size("moe_num_shared_experts", 2),
-            ),
-        ),
-        **ATTN_FLAG,
+        moe=_aria_experts, **ATTN_FLAG,
     ),
     # Command A with experts: Command A whose first layers may be dense, and are turned though they see everything.
     "cohere2_moe": recipe(

@@ -14,7 +14,7 @@ def read_experts(config: HFConfig, *, size: str = "moe_intermediate_size", **cha
     """Experts of a config that says num_experts and num_experts_per_tok. Raises ModelError.
 
     size: the key of one expert's intermediate size; changes: other fields of MoeSpec, values or functions of the
-    config.
+    config. A shared block has the experts' activation.
     """
     config = config.alias(num_experts="num_local_experts").with_defaults(hidden_act="silu")
     num_experts, per_token = config.size("num_experts"), config.size("num_experts_per_tok")
@@ -22,20 +22,21 @@ def read_experts(config: HFConfig, *, size: str = "moe_intermediate_size", **cha
         raise ModelError(
             f"num_experts_per_tok ({per_token}) in {config.file} is more than the number of experts ({num_experts})"
         )
-    return MoeSpec(
+    moe = MoeSpec(
         num_experts=num_experts,
         num_experts_per_token=per_token,
         intermediate_size=config.size(size),
         activation=read_activation(config, "hidden_act"),
         **read_all(changes, config),
     )
+    shared = moe.shared and dataclasses.replace(moe.shared, activation=moe.activation)
+    return dataclasses.replace(moe, shared=shared)
 
 
 def read_deepseek_experts(config: HFConfig, **changes: Any) -> MoeSpec:
     """Experts as DeepSeek-V3 and its descendants have them: sigmoid scores, a correction, groups, shared experts."""
     config = config.alias(num_experts="n_routed_experts").with_defaults(hidden_act="silu")
     size, num_shared = config.size("moe_intermediate_size"), config.integer("n_shared_experts", 0, null=0)
-    activation = read_activation(config, "hidden_act")
     moe = read_experts(
         config,
         score="sigmoid",
@@ -44,7 +45,7 @@ def read_deepseek_experts(config: HFConfig, **changes: Any) -> MoeSpec:
         weight_scale=config.number("routed_scaling_factor", 1.0),
         num_groups=config.integer("n_group", 1, null=1),
         num_groups_per_token=config.integer("topk_group", 1, null=1),
-        shared=MlpSpec(intermediate_size=size * num_shared, activation=activation) if num_shared else None,
+        shared=MlpSpec(intermediate_size=size * num_shared) if num_shared else None,
     )
     moe = dataclasses.replace(moe, **read_all(changes, config))
     groups, kept = moe.num_groups, moe.num_groups_per_token
@@ -59,8 +60,7 @@ def read_deepseek_experts(config: HFConfig, **changes: Any) -> MoeSpec:
 def read_shared(config: HFConfig, *, renormalize: Read[bool]) -> MoeSpec:
     """Experts beside a gated shared one, as Qwen has them."""
     size = config.size("shared_expert_intermediate_size")
-    moe = read_experts(config, renormalize=renormalize, shared_gated=True)
-    return dataclasses.replace(moe, shared=MlpSpec(intermediate_size=size, activation=moe.activation))
+    return read_experts(config, renormalize=renormalize, shared_gated=True, shared=MlpSpec(intermediate_size=size))
 
 
 def replace_with_experts(spec: ModelSpec, moe: MoeSpec, is_sparse: Sequence[bool] = ()) -> ModelSpec:

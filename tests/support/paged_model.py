@@ -275,7 +275,8 @@ _QUERY_OR_KEY = re.compile(r"q_proj|k_proj|qkv|c_attn|query|key|_b_proj|kv_a_pro
 def make_sequences(case: Case) -> list[list[int]]:
     """Random token ids of the case's lengths."""
     random = np.random.default_rng(3)
-    return [random.integers(3, 131, length).tolist() for length in case.lengths]
+    num_tokens = case.config.get("vocab_size", SIZES["vocab_size"])
+    return [random.integers(3, num_tokens, length).tolist() for length in case.lengths]
 
 
 def hf_logits(folder: Path, attention: str, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:

@@ -85,6 +85,27 @@ RECENT_CASES = (
     Case("gemma3n", "gemma3n_text", GEMMA3N),
 )
 RECENT_FLAGS = (
+    Case(
+        "phi4_multimodal",
+        "phi4_multimodal",
+        {
+            "vision_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+            },
+            "audio_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_blocks": 1,
+                "num_attention_heads": 2,
+                "nemo_conv_channels": 16,
+                "ext_pw_out_channel": 16,
+                "depthwise_separable_out_channel": 16,
+            },
+        },
+    ),
     Case("apertus1p5_cut", "apertus1p5_text", {"output_vocab_size": 100, "tie_word_embeddings": False}),
     Case("hyperclovax_plain", "hyperclovax", {"use_post_norm": False}),
     Case("solar_open_bias", "solar_open", {"head_dim": 16, "attention_bias": True, "norm_topk_prob": False}),

@@ -19,6 +19,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
         window = config.size("sliding_window") // 2 + 1
         config = config.replace(use_bidirectional_attention=False, sliding_window=window)
     kind = "encoder" if is_encoder else "decoder"
+    config = config.replace(attn_logit_softcapping=None)  # transformers' class knows the key, and does not heed it
     return gemma_like(with_rope_per_layer_type(config), layer_types, qk_norm="head", kind=kind)
 
 
