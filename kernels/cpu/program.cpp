@@ -17,7 +17,7 @@ namespace headrace {
 namespace {
 
 // A norm of so many rows at most is done by each thread for itself: that takes less time than a barrier.
-constexpr std::int64_t kPrivateRows = 4;
+constexpr std::int64_t kPrivateNorms = 4;
 
 }  // namespace
 
@@ -68,7 +68,7 @@ void Program::add_record(Body body, const Accesses &accesses, std::size_t scratc
     since_barrier_.insert(since_barrier_.end(), accesses.begin(), accesses.end());
     records_.push_back({std::move(body), waits});
     scratch_bytes_ = std::max(scratch_bytes_, scratch_bytes);
-    last_norm_.reset();
+    prologue_.reset();
 }
 
 void Program::embedding(const View &out, const PackedWeight &weight, Ids of) {
@@ -115,34 +115,35 @@ void Program::linear(const View &out, const View &x, const PackedWeight &weight,
         if (args.num_tokens == 0) return;
         (quantize_x ? table.linear_blocks : table.linear)(args, context);
     };
-    if (take_in_norm(out, x, run, scratch)) return;
+    if (take_in_prologue(out, x, run, scratch)) return;
     const char *rows = at(x);
     add_record([=](const Step &step, const Context &context) { run(step, rows, x.stride, context); },
                {reads(x), writes(out)}, scratch);
 }
 
-// Put the last norm and a linear of its result in one record, so that no barrier stands between them when rows are
-// few: then each thread makes all the rows it reads. False if that cannot be.
-bool Program::take_in_norm(const View &out, const View &x, const Linear &linear, std::size_t scratch_bytes) {
-    if (!last_norm_ || !(last_norm_->out == x)) return false;
-    Accesses all = last_norm_->accesses;
+// Put the last norm or activation and a linear of its result in one record, so that no barrier stands between them when
+// rows are few: then each thread makes all the rows it reads. False if that cannot be.
+bool Program::take_in_prologue(const View &out, const View &x, const Linear &linear, std::size_t scratch_bytes) {
+    if (!prologue_ || !(prologue_->out == x)) return false;
+    Accesses all = prologue_->accesses;
     for (Access &access : all)
         if (!access.is_write) access.items = 0;
     all.push_back(writes(out));
     for (const Access &a : all)
         for (const Access &b : all)
             if (!a.is_write && a.conflicts(b)) return false;
-    const LastNorm norm = *std::move(last_norm_);
-    since_barrier_ = norm.before;
+    const Prologue first = *std::move(prologue_);
+    since_barrier_ = first.before;
     records_.pop_back();
     const std::size_t row_bytes = static_cast<std::size_t>(x.cols * bytes_of(x.dtype));
-    const std::size_t rows_bytes = (kPrivateRows * row_bytes + 63) / 64 * 64, offset = (scratch_bytes + 63) / 64 * 64;
+    const std::size_t rows_bytes = (static_cast<std::size_t>(first.private_rows) * row_bytes + 63) / 64 * 64;
+    const std::size_t offset = (scratch_bytes + 63) / 64 * 64;
     char *shared = at(x);
     add_record(
         [=](const Step &step, const Context &context) {
             const std::int64_t num_rows = step.rows_of(x.rows);
-            if (num_rows > kPrivateRows) {
-                norm.run(step, shared, norm.sum, context);
+            if (num_rows > first.private_rows) {
+                first.run(step, shared, first.sum, context);
                 context.wait(context);
                 linear(step, shared, x.stride, context);
                 return;
@@ -151,16 +152,16 @@ bool Program::take_in_norm(const View &out, const View &x, const Linear &linear,
             Context alone = context;
             alone.thread = 0;
             alone.num_threads = 1;
-            norm.run(step, mine, sum, alone);
+            first.run(step, mine, sum, alone);
             std::int64_t begin, end;
             share(num_rows, context, &begin, &end);
             const std::size_t start = static_cast<std::size_t>(begin) * row_bytes;
             const std::size_t size = static_cast<std::size_t>(end - begin) * row_bytes;
             std::memcpy(shared + start, mine + start, size);
-            if (norm.sum != nullptr) std::memcpy(norm.sum + start, sum + start, size);
+            if (first.sum != nullptr) std::memcpy(first.sum + start, sum + start, size);
             linear(step, mine, x.stride, context);
         },
-        all, offset + 2 * rows_bytes);
+        all, offset + (first.sum == nullptr ? 1 : 2) * rows_bytes);
     return true;
 }
 
@@ -188,7 +189,7 @@ void Program::norm(const View &out, const View &x, const View *residual, const V
         accesses.push_back(writes(*total, group));
     }
     const Kernels &table = kernels();
-    LastNorm last{
+    Prologue last{
         [=, &table, weight = std::move(weight), bias = std::move(bias)](const Step &step, void *to, void *sum,
                                                                         const Context &context) {
             NormArgs now = args;
@@ -199,11 +200,11 @@ void Program::norm(const View &out, const View &x, const View *residual, const V
             now.num_tokens = step.rows_of(x.rows) * group;
             (is_layer_norm ? table.layer_norm : table.rms_norm)(now, context);
         },
-        out, total == nullptr ? nullptr : at(*total), accesses, since_barrier_};
+        out, total == nullptr ? nullptr : at(*total), accesses, since_barrier_, kPrivateNorms};
     char *to = at(out);
     add_record([=, run = last.run, sum = last.sum](const Step &step, const Context &context) { run(step, to, sum, context); },
                accesses);
-    if (group == 1) last_norm_ = std::move(last);
+    if (group == 1) prologue_ = std::move(last);
 }
 
 void Program::rms_norm(const View &out, const View &x, std::int64_t n, std::vector<float> weight, float eps) {
@@ -454,7 +455,7 @@ void Program::run_records(const Step &step, std::size_t begin, std::size_t end) 
 void Program::call(std::function<void(const Step &)> function) {
     calls_.push_back({records_.size(), std::move(function)});
     since_barrier_.clear();
-    last_norm_.reset();
+    prologue_.reset();
 }
 
 }  // namespace headrace

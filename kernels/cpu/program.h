@@ -226,12 +226,14 @@ class Program {
         bool waits;  // behind a barrier: it conflicts with a record since the last one
     };
 
-    // The norm that was added last: a linear of its result takes it in. `run` puts the results where it is told to.
-    struct LastNorm {
+    // The norm or activation that was added last: a linear of its result takes it in. `run` puts the results where it is
+    // told to.
+    struct Prologue {
         std::function<void(const Step &, void *out, void *sum, const Context &)> run;
         View out;
         char *sum;                  // null: it makes none
         Accesses accesses, before;  // its own; the others since the barrier before it
+        std::int64_t private_rows;  // so many at most are made by each thread for itself
     };
     using Linear = std::function<void(const Step &, const void *x, std::int64_t x_stride, const Context &)>;
 
@@ -265,7 +267,7 @@ class Program {
                                            : std::min(max_tokens_, kChunkTokens);
     }
     void add_record(Body body, const Accesses &accesses, std::size_t scratch_bytes = 0);
-    bool take_in_norm(const View &out, const View &x, const Linear &linear, std::size_t scratch_bytes);
+    bool take_in_prologue(const View &out, const View &x, const Linear &linear, std::size_t scratch_bytes);
     void norm(const View &out, const View &x, const View *residual, const View *total, std::int64_t n,
               std::vector<float> weight, std::vector<float> bias, float eps, bool is_layer_norm);
     void elementwise(Elementwise op, const View &out, const View &x, const View *y, float factor,
@@ -312,7 +314,7 @@ class Program {
     std::vector<Record> records_;
     std::vector<Call> calls_;
     Accesses since_barrier_;
-    std::optional<LastNorm> last_norm_;
+    std::optional<Prologue> prologue_;
     std::vector<std::unique_ptr<Tasks>> tasks_;
     OwnRows own_;
     std::size_t scratch_bytes_ = 0;

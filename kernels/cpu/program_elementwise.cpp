@@ -9,6 +9,9 @@
 
 namespace headrace {
 
+// Activations of so many numbers at most are done by each thread for itself, as norms are (program.cpp).
+static constexpr std::int64_t kPrivateActivations = 4096;
+
 // How act and elementwise split a row. Pieces are not as even as heads are: a number of their own.
 std::int64_t Program::pieces_of(const View &view) {
     return view.cols <= kPiece ? 1 : -((view.cols + kPiece - 1) / kPiece);
@@ -23,13 +26,18 @@ void Program::act(const View &out, const View &x, Activation activation, bool is
     if (is_gated && x.cols % 2 != 0) refuse("gate and up do not have the same number of columns");
     const ActArgs args{at(x), at(out), x.dtype, activation, 0, out.cols, is_gated, 0};
     const Kernels &table = kernels();
-    add_record(
-        [=, &table](const Step &step, const Context &context) {
+    const Accesses accesses{reads(x, is_gated ? 0 : pieces_of(x)), writes(out, pieces_of(out))};
+    Prologue last{
+        [=, &table](const Step &step, void *to, void *, const Context &context) {
             ActArgs now = args;
+            now.out = to;
             now.num_tokens = step.rows_of(x.rows);
             table.act(now, context);
         },
-        {reads(x, is_gated ? 0 : pieces_of(x)), writes(out, pieces_of(out))});
+        out, nullptr, accesses, since_barrier_, kPrivateActivations / out.cols};
+    char *to = at(out);
+    add_record([=, run = last.run](const Step &step, const Context &context) { run(step, to, nullptr, context); }, accesses);
+    prologue_ = std::move(last);
 }
 
 void Program::elementwise(Elementwise op, const View &out, const View &x, const View *y, float factor,

@@ -28,8 +28,8 @@ def plan_arena(trace: Trace, max_rows: Mapping[Rows, int]) -> Arena:
     """First fit by size, largest first, over the lifetimes of the buffers.
 
     A result lives from its instruction to its last reader; hidden_states and logits live to the end. An
-    instruction's results never overlap with what it reads, nor with what a norm before it reads: a program makes one
-    record of a norm and a linear.
+    instruction's results never overlap with what it reads, nor with what a norm or an activation before it reads: a
+    program makes one record of those and a linear.
     """
     sizes: dict[int, int] = {}
     first: dict[int, int] = {}
@@ -39,7 +39,7 @@ def plan_arena(trace: Trace, max_rows: Mapping[Rows, int]) -> Arena:
             sizes[value.buffer] = _align(max_rows[value.rows] * value.stride * DTYPE_BYTES[value.dtype])
             first[value.buffer] = last[value.buffer] = at
         for value in _values(instruction):
-            last[value.buffer] = max(last[value.buffer], at + instruction.op.endswith("norm"))
+            last[value.buffer] = max(last[value.buffer], at + _may_join_a_linear(instruction))
     for value in (trace.hidden_states, trace.logits):
         last[value.buffer] = len(trace.instructions)
     placed: list[tuple[int, int, int]] = []  # (buffer, start, end)
@@ -54,6 +54,10 @@ def plan_arena(trace: Trace, max_rows: Mapping[Rows, int]) -> Arena:
         offsets[buffer] = offset
         placed.append((buffer, offset, offset + sizes[buffer]))
     return Arena(offsets=offsets, num_bytes=max((end for _, _, end in placed), default=0))
+
+
+def _may_join_a_linear(instruction: Instruction) -> bool:
+    return instruction.op.endswith("norm") or instruction.op in ("act", "act_mul")
 
 
 def _values(instruction: Instruction) -> list[Value]:
