@@ -210,13 +210,14 @@ def met_by(weight: QuantizedWeight, x: torch.Tensor, ops: TritonOps) -> torch.Te
 
 
 @pytest.mark.parametrize("float8", ["", "e4m3fn", "e4m3fnuz"])
-@pytest.mark.parametrize("name", ["int4", "int8", "int8-channel", "fp8", "fp8 by block"])
+@pytest.mark.parametrize("name", SCHEMES)
 def test_experts_of_quantized_weights(name: str, float8: Any) -> None:
     if float8 and not name.startswith("fp8"):
         pytest.skip("the kind of float8 changes nothing")
-    dtype = "bfloat16" if name == "int4" else "float32"
+    dtype = "bfloat16" if name in ("int4", "int4-sym") else "float32"
     ops = TritonOps(replace(TINY, float8=float8), wide_dot=True)
-    num_experts, hidden, size, per_token = 5, 64, 96, 2
+    num_experts, per_token, unit = 5, 2, max(64, SCHEMES[name].group)
+    hidden, size = unit, unit if unit > 64 else 3 * SCHEMES[name].group or 96
     packed, exact = [], []
     for seed, (rows, columns) in enumerate(((2 * size, hidden), (hidden, size))):
         tensor = quantized(num_experts * rows, columns, SCHEMES[name], seed)
