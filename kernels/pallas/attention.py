@@ -18,6 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 LANES = 128
 SPAN_TOKENS = 128
 """Keys that one step of the grid reads."""
+MAX_TILE_VALUES = 640 << 10
+"""Values of a tile of queries that vector memory has room for, beside its sums and the blocks on their way."""
 MAX_TABLE_BYTES = 384 << 10
 """Scalar memory that a block table may take."""
 _NEVER = -1e30
@@ -229,6 +231,14 @@ def _product(x: Any, y: Any, axis: int) -> Any:
         precision=jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
         preferred_element_type=jnp.float32,
     )
+
+
+def tile_tokens(num_heads: int, head_dim: int, most: int) -> int:
+    """Tokens of a tile of queries, a power of two, at most `most`: fewer where heads are many and wide (latents)."""
+    values = num_heads * (head_dim if head_dim % LANES == 0 else 2 * head_dim)
+    while most > 1 and most * values > MAX_TILE_VALUES:
+        most //= 2
+    return most
 
 
 def table_fits(shape: Sequence[int]) -> bool:

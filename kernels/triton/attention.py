@@ -111,7 +111,9 @@ def attention_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    TILE_HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -126,14 +128,17 @@ def attention_kernel(
 ):
     """See the module. SPLIT: keys of a program, 0 for all; then (part, stat) get what the join needs.
 
+    A tile has TILE_HEADS of the heads of a KV head; programs of axis 1 have its others. REST_BLOCK: values of a head
+    behind the first DIM_BLOCK (latents of 512 + 64), 0 for none.
     DECODE: each request has at most one token, and tile r is request r. REACH: a token also sees the positions behind
     its own that are less than its reach. INT8: keys and values are codes, with scales of their own. WIDE_DOT:
     products of float32.
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
-    QUERIES: tl.constexpr = 1 if DECODE else ROWS // GROUP
+    PARTS: tl.constexpr = (GROUP + TILE_HEADS - 1) // TILE_HEADS
+    QUERIES: tl.constexpr = 1 if DECODE else ROWS // TILE_HEADS
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // PARTS
     if DECODE:
         request = tile
         first = 0
@@ -156,20 +161,23 @@ def attention_kernel(
     seq_len = tl.load(lens_ptr + request)
 
     row = tl.arange(0, ROWS)
-    local = first + row // GROUP
-    head = kv_head * GROUP + row % GROUP
-    is_row = (row < QUERIES * GROUP) & (local < count)
+    local = first + row // TILE_HEADS
+    in_group = tl.program_id(1) % PARTS * TILE_HEADS + row % TILE_HEADS
+    head = kv_head * GROUP + in_group
+    is_row = (row < QUERIES * TILE_HEADS) & (local < count) & (in_group < GROUP)
     token = (start + local).to(tl.int64)
     q_pos = seq_len - count + local
     dim = tl.arange(0, DIM_BLOCK)
     is_dim = dim < HEAD_DIM
-    q = tl.load(
-        query_ptr + token[:, None] * query_stride_token + head[:, None] * query_stride_head + dim[None, :],
-        mask=is_row[:, None] & is_dim[None, :],
-        other=0.0,
-    )
+    q_row = query_ptr + token[:, None] * query_stride_token + head[:, None] * query_stride_head
+    q = tl.load(q_row + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
     if WIDE_DOT:
         q = q.to(tl.float32)
+    if REST_BLOCK > 0:
+        rest = DIM_BLOCK + tl.arange(0, REST_BLOCK)
+        is_rest = rest < HEAD_DIM
+        q_rest = tl.load(q_row + rest[None, :], mask=is_row[:, None] & is_rest[None, :], other=0.0).to(q.dtype)
+        out_rest = tl.zeros([ROWS, REST_BLOCK], tl.float32)
 
     # The keys that some row of the tile sees, cut to this program's split.
     begin = 0
@@ -202,20 +210,27 @@ def attention_kernel(
         is_key = (k_pos >= begin) & (k_pos < end)
         block = tl.load(table_ptr + request * table_stride + k_pos // BLOCK_SIZE, mask=is_key, other=0)
         slot = block.to(tl.int64) * BLOCK_SIZE + k_pos % BLOCK_SIZE
-        place = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + dim[None, :]
+        cell = slot * NUM_KV_HEADS + kv_head
+        place = cell[:, None] * HEAD_DIM + dim[None, :]
         is_value = is_key[:, None] & is_dim[None, :]
-        k = tl.load(keys_ptr + place, mask=is_value, other=0.0)
+        k = tl.load(keys_ptr + place, mask=is_value, other=0.0).to(q.dtype)
         v = tl.load(values_ptr + place, mask=is_value, other=0.0)
         if INT8:
-            cell = slot * NUM_KV_HEADS + kv_head
             k_scale = tl.load(key_scale_ptr + cell, mask=is_key, other=0.0)
             v_scale = tl.load(value_scale_ptr + cell, mask=is_key, other=0.0)
-            k = k.to(q.dtype)
-            v = (v.to(tl.float32) * v_scale[:, None]).to(q.dtype)
-        if WIDE_DOT:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            v = v.to(tl.float32) * v_scale[:, None]
+        v = v.to(q.dtype)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if REST_BLOCK > 0:
+            rest_place = cell[:, None] * HEAD_DIM + rest[None, :]
+            is_rest_value = is_key[:, None] & is_rest[None, :]
+            k_rest = tl.load(keys_ptr + rest_place, mask=is_rest_value, other=0.0).to(q.dtype)
+            v_rest = tl.load(values_ptr + rest_place, mask=is_rest_value, other=0.0)
+            if INT8:
+                v_rest = v_rest.to(tl.float32) * v_scale[:, None]
+            v_rest = v_rest.to(q.dtype)
+            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+        scores = scores * scale
         if INT8:
             scores = scores * k_scale[None, :]
         if SOFTCAP:
@@ -232,19 +247,28 @@ def attention_kernel(
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
-        out = out * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        weights = weights.to(q.dtype)
+        out = out * shrink[:, None] + tl.dot(weights, v, input_precision="ieee")
+        if REST_BLOCK > 0:
+            out_rest = out_rest * shrink[:, None] + tl.dot(weights, v_rest, input_precision="ieee")
         top = highest
 
     is_out = is_row[:, None] & is_dim[None, :]
     if SPLIT > 0:
         cell = (request * tl.num_programs(2) + split).to(tl.int64) * NUM_HEADS + head
         tl.store(part_ptr + cell[:, None] * HEAD_DIM + dim[None, :], out, mask=is_out)
+        if REST_BLOCK > 0:
+            is_out = is_row[:, None] & is_rest[None, :]
+            tl.store(part_ptr + cell[:, None] * HEAD_DIM + rest[None, :], out_rest, mask=is_out)
         tl.store(stat_ptr + 2 * cell, top, mask=is_row)
         tl.store(stat_ptr + 2 * cell + 1, total, mask=is_row)
     else:
-        out = out / tl.where(total == 0.0, 1.0, total)[:, None]
-        place = (token * NUM_HEADS + head)[:, None] * HEAD_DIM + dim[None, :]
-        tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=is_out)
+        total = tl.where(total == 0.0, 1.0, total)[:, None]
+        place = (token * NUM_HEADS + head)[:, None] * HEAD_DIM
+        tl.store(out_ptr + place + dim[None, :], (out / total).to(out_ptr.dtype.element_ty), mask=is_out)
+        if REST_BLOCK > 0:
+            is_out = is_row[:, None] & is_rest[None, :]
+            tl.store(out_ptr + place + rest[None, :], (out_rest / total).to(out_ptr.dtype.element_ty), mask=is_out)
 
 
 @triton.jit(do_not_specialize=["num_splits"])

@@ -20,6 +20,8 @@ from .sampling import best_kernel, winner_kernel
 __all__ = ["LAUNCHES", "TritonOps"]
 
 VOCAB_CHUNK = 4096
+MOST_VALUES = 256
+"""Of a head that a tile holds as one block; wider ones (latents) are cut."""
 
 
 class TritonOps(QuantizedOps):
@@ -269,20 +271,23 @@ class TritonOps(QuantizedOps):
         decode = max_query_len == 1
         if decode:
             reach = None  # nothing stands behind the last token
-        least = max(16, triton.next_power_of_2(group))
-        rows = least if decode else max(least, self._query_rows(head_dim, query.dtype))
+        is_wide = head_dim > MOST_VALUES
+        tile_heads = min(group, self.tuning.wide_heads) if is_wide else group
+        least = max(16, triton.next_power_of_2(tile_heads))
+        rows = least if decode or is_wide else max(least, self._query_rows(head_dim, query.dtype))
+        dim_block, rest_block = _dim_blocks(head_dim)
         longest = max_seq_len or block_table.shape[1] * block_size
         num_splits = triton.cdiv(longest, self.tuning.split_keys) if decode else 1
-        tiles = num_reqs if decode else num_tokens // (rows // group) + num_reqs
+        tiles = num_reqs if decode else num_tokens // (rows // tile_heads) + num_reqs
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         if not num_tokens:
             return out
         parts, stats = self._workspace(num_splits, num_reqs, num_heads, head_dim, query.device)
-        dim_block = max(16, triton.next_power_of_2(head_dim))
+        warps = self.tuning.decode_warps if decode else self.tuning.attention_warps
         self.launch(
             "paged_attention",
             attention_kernel,
-            (tiles, num_kv_heads, num_splits),
+            (tiles, num_kv_heads * triton.cdiv(group, tile_heads), num_splits),
             query,
             keys.codes if is_int8 else keys,
             values.codes if is_int8 else values,
@@ -308,9 +313,11 @@ class TritonOps(QuantizedOps):
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
             DIM_BLOCK=dim_block,
+            REST_BLOCK=rest_block,
             BLOCK_SIZE=block_size,
+            TILE_HEADS=tile_heads,
             ROWS=rows,
-            KEYS=self._keys(head_dim, query.dtype, is_dear=is_int8 and not decode),
+            KEYS=self._keys(head_dim, query.dtype, is_dear=is_int8 and (is_wide or not decode)),
             SPLIT=self.tuning.split_keys if num_splits > 1 else 0,
             DECODE=decode,
             WINDOW=window > 0,
@@ -320,8 +327,8 @@ class TritonOps(QuantizedOps):
             REACH=reach is not None,
             INT8=is_int8,
             WIDE_DOT=self.wide_dot,
-            num_warps=self.tuning.decode_warps if decode else self.tuning.attention_warps,
-            num_stages=self.tuning.stages,
+            num_warps=self.tuning.wide_warps if is_wide else warps,
+            num_stages=self.tuning.wide_stages if is_wide else self.tuning.stages,
         )
         if num_splits > 1:
             self.launch(
@@ -335,7 +342,7 @@ class TritonOps(QuantizedOps):
                 num_splits,
                 NUM_HEADS=num_heads,
                 HEAD_DIM=head_dim,
-                DIM_BLOCK=dim_block,
+                DIM_BLOCK=max(16, triton.next_power_of_2(head_dim)),
                 num_warps=2,
             )
         return out
@@ -541,8 +548,11 @@ class TritonOps(QuantizedOps):
 
     def _keys(self, head_dim: int, dtype: torch.dtype, *, is_dear: bool) -> int:
         """Keys of a step. is_dear: they become numbers in registers, beside a whole tile of queries."""
-        size = (2 if head_dim > 128 else 1) * (2 if dtype.itemsize > 2 else 1) * (2 if is_dear else 1)
-        return max(16, self.tuning.keys // size)
+        if head_dim > MOST_VALUES:
+            most = self.tuning.wide_keys
+        else:
+            most = self.tuning.keys // (2 if head_dim > 128 else 1)
+        return max(16, most // (2 if dtype.itemsize > 2 else 1) // (2 if is_dear else 1))
 
     def _workspace(
         self, num_splits: int, num_reqs: int, num_heads: int, head_dim: int, device: torch.device
@@ -552,3 +562,11 @@ class TritonOps(QuantizedOps):
         shape = (num_reqs, num_splits, num_heads)
         parts = torch.empty((*shape, head_dim), dtype=torch.float32, device=device)
         return parts, torch.empty((*shape, 2), dtype=torch.float32, device=device)
+
+
+def _dim_blocks(head_dim: int) -> tuple[int, int]:
+    """Powers of two that a head's values fill: one, or for wide heads a large one and one for what is behind it."""
+    if head_dim <= MOST_VALUES:
+        return max(16, triton.next_power_of_2(head_dim)), 0
+    large: int = triton.next_power_of_2(head_dim // 2 + 1)
+    return large, max(16, triton.next_power_of_2(head_dim - large)) if head_dim > large else 0

@@ -10,6 +10,8 @@ class Tuning:
 
     query_rows: rows of a prefill tile, each one head of one token. keys: keys of one step of the softmax.
     split_keys: keys that one program of a decode step reads; longer sequences are split, by position alone.
+    wide_heads, wide_keys, wide_warps, wide_stages: heads of a tile, keys of a step, warps and loads in flight where
+    heads have more than 256 values (latents).
     row_values: values of one program of a kernel that walks over rows. expert_rows, expert_cols: the tile of a
     mixture's product, by steps of expert_depth 16-bit values; few rows an expert take tiles of 16.
     linear_rows, linear_cols, linear_depth: the tile of a product with a quantized weight; 16 rows or fewer take
@@ -24,6 +26,10 @@ class Tuning:
     query_rows: int = 64
     keys: int = 64
     split_keys: int = 512
+    wide_heads: int = 16
+    wide_keys: int = 32
+    wide_warps: int = 8
+    wide_stages: int = 1
     row_values: int = 2048
     attention_warps: int = 4
     decode_warps: int = 4
@@ -83,11 +89,14 @@ TUNINGS: dict[str, Tuning] = {
         stages=3,
         max_shared_bytes=227 * 1024,
     ),
-    "gfx90a": Tuning(name="gfx90a", query_rows=64, keys=32, stages=1, lanes=64, max_shared_bytes=64 * 1024),
+    "gfx90a": Tuning(
+        name="gfx90a", query_rows=64, keys=32, wide_warps=4, stages=1, lanes=64, max_shared_bytes=64 * 1024
+    ),
     "gfx942": Tuning(
         name="gfx942",
         query_rows=128,
         keys=64,
+        wide_warps=4,
         float8="e4m3fnuz",
         stages=1,
         lanes=64,
@@ -97,6 +106,8 @@ TUNINGS: dict[str, Tuning] = {
         name="gfx1100",
         query_rows=64,
         keys=16,
+        wide_keys=16,
+        wide_warps=16,
         attention_warps=8,
         decode_warps=8,
         expert_rows=32,

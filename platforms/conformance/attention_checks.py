@@ -85,6 +85,8 @@ VARIANTS = {
     "heads_of_96": Variant(num_heads=6, num_kv_heads=2, head_dim=96, requests=((3, 20), (1, 40))),
     "heads_of_128": Variant(num_heads=40, num_kv_heads=8, head_dim=128, requests=((3, 20), (1, 40))),
     "heads_of_128_decode": Variant(num_heads=40, num_kv_heads=8, head_dim=128, requests=((1, 20), (1, 40))),
+    "latents": Variant(num_heads=20, num_kv_heads=1, head_dim=576, requests=((3, 20), (1, 40))),
+    "latents_decode": Variant(num_heads=20, num_kv_heads=1, head_dim=576, requests=((1, 20), (1, 40))),
     "own_scale": Variant(scale=0.37, num_heads=6, num_kv_heads=3),
     "own_scale_decode": Variant(scale=0.37, num_heads=6, num_kv_heads=3, requests=((1, 1), (1, 33), (1, 40))),
     "many_requests": Variant(num_heads=2, num_kv_heads=1, requests=MANY),

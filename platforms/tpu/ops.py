@@ -85,7 +85,8 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
                 max_query_len=max_query_len,
                 max_seq_len=max_seq_len,
             )
-        tile_tokens = 1 if max_query_len == 1 else TILE_TOKENS
+        heads = query.shape[1] // (mesh.size if heads_axis(kv_cache) is not None else 1)
+        tile_tokens = 1 if max_query_len == 1 else attention.tile_tokens(heads, query.shape[2], TILE_TOKENS)
         tiles = query_tiles(query_start_loc, seq_lens, num_tokens, tile_tokens, window)
 
         def tiled(*arrays: Any) -> Any:

@@ -86,6 +86,13 @@ def test_slots_are_written_in_any_order(dtype: str) -> None:
     assert np.array_equal(np.asarray(got.astype(jnp.float32)), want)
 
 
+def test_tiles_of_wide_heads_are_small() -> None:
+    assert attention.tile_tokens(32, 128, 16) == attention.tile_tokens(16, 576, 16) == 16
+    # DeepSeek-V3 on one device, whose tiles of 16 tokens libtpu's compiler refuses, and on eight.
+    assert attention.tile_tokens(128, 576, 16) == 4
+    assert attention.tile_tokens(2048, 576, 16) == 1
+
+
 def test_long_tables_are_left_to_plain_jax() -> None:
     assert attention.table_fits((64, 512))
     assert not attention.table_fits((64, 8192))

@@ -398,6 +398,10 @@ CASES: list[dict[str, Any]] = [
     {"reach": True, "heads": 9, "kv_heads": 3},
     {"reach": True, "window": 9, "alibi": True, "dtype": "float16"},
     {"int8": True, "heads": 6, "kv_heads": 2, "head_dim": 20},
+    {"heads": 20, "kv_heads": 1, "head_dim": 576},
+    {"heads": 17, "kv_heads": 1, "head_dim": 272, "dtype": "bfloat16", "window": 9},
+    {"int8": True, "heads": 6, "kv_heads": 2, "head_dim": 320, "dtype": "float16"},
+    {"heads": 2, "kv_heads": 2, "head_dim": 512, "sinks": True},
     {"int8": True, "window": 9, "reach": True, "dtype": "bfloat16"},
 ]
 
