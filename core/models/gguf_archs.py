@@ -33,6 +33,7 @@ _KIMI = {
         for ab in "ab"
     },
 }
+_ALPHA = {"mixer.dt_proj": "ssm_alpha"}
 ARCHS: Mapping[str, Arch] = {
     # Mistral and Mixtral ship as llama; so do InternLM 3 and Baichuan.
     "llama": Arch(model_type="llama", in_pairs=True),
@@ -40,6 +41,7 @@ ARCHS: Mapping[str, Arch] = {
     "qwen3": Arch(model_type="qwen3"),
     "gemma2": Arch(model_type="gemma2"),
     "gemma3": Arch(model_type="gemma3_text"),
+    "gemma-embedding": Arch(model_type="gemma3_text", values={"use_bidirectional_attention": True}),
     "phi3": Arch(model_type="phi3"),
     "olmo2": Arch(model_type="olmo2"),
     "granite": Arch(model_type="granite", in_pairs=True),
@@ -93,6 +95,8 @@ ARCHS: Mapping[str, Arch] = {
     "hunyuan-moe": Arch(model_type="hunyuan_v1_moe"),
     "phimoe": Arch(model_type="phimoe"),
     "qwen3next": Arch(model_type="qwen3_next"),
+    "qwen35": Arch(model_type="qwen3_5_text", modules=_ALPHA),
+    "qwen35moe": Arch(model_type="qwen3_5_moe_text", modules=_ALPHA),
     "qwen2vl": Arch(model_type="qwen2_vl_text"),
     "qwen3vl": Arch(model_type="qwen3_vl_text"),
     "qwen3vlmoe": Arch(model_type="qwen3_vl_moe_text"),

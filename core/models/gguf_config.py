@@ -163,7 +163,7 @@ def _llama(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
 def _gemma(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
     keys, head_dim = file.keys, values["head_dim"]
     early = {k: v for k, v in _EARLY_GEMMA2.items() if file.arch == "gemma2" and values.get(k) is None}
-    is_27b = keys["block_count"] == _LAYERS_OF_27B[file.arch]
+    is_27b = keys["block_count"] == _LAYERS_OF_27B.get(file.arch)
     found = {
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
@@ -324,6 +324,11 @@ def _delta(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
     return {"linear_num_value_heads": num_heads, "linear_value_head_dim": size // num_heads, "norm_topk_prob": True}
 
 
+def _tiled_delta(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
+    """llama.cpp stores heads of values in turn of the keys that they read, which are then as many: repeated."""
+    return {**_delta(file, values), "linear_num_key_heads": file.keys.size("ssm.time_step_rank")}
+
+
 def _kimi(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
     linear = {
         "head_dim": file.keys.size("kda.head_dim"),
@@ -437,6 +442,7 @@ _SPECIAL: Mapping[str, Callable[[_File, Mapping[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "gemma-embedding": _gemma,
     "granite": _granite,
     "granitemoe": _granite,
     "granitehybrid": _granite_hybrid,
@@ -459,6 +465,8 @@ _SPECIAL: Mapping[str, Callable[[_File, Mapping[str, Any]], dict[str, Any]]] = {
     "nemotron_h_moe": _nemotron_h,
     "falcon-h1": _falcon_h1,
     "qwen3next": _delta,
+    "qwen35": _tiled_delta,
+    "qwen35moe": _tiled_delta,
     "kimi-linear": _kimi,
     "mistral3": _mistral3,
     "gemma3n": _gemma3n,

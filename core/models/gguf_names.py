@@ -96,6 +96,10 @@ def gguf_names(arch: str, spec: ModelSpec, tensor_names: Collection[str]) -> Nam
         entries["layers.{i}.mlp_norm.weight"] = Stored(name="blk.{i}.ffn_norm", also=("blk.{i}.ffn_norm.weight",))
     if arch == "qwen3next":
         entries["layers.{i}.mixer.gates_proj.weight"] = Stored(name="blk.{i}.ssm_ba.weight", interleaved=True)
+    if arch in ("qwen35", "qwen35moe"):
+        for ours, theirs in (("qkv_proj", "attn_qkv"), ("conv", "ssm_conv1d")):
+            stored = Stored(name=f"blk.{{i}}.{theirs}.weight", tiled=True, reshape=ours == "conv")
+            entries[f"layers.{{i}}.mixer.{ours}.weight"] = stored
     if attn.qk_norm_over == "heads":
         for name in ("q_norm", "k_norm"):
             entries[f"layers.{{i}}.attn.{name}.weight"] = Stored(name=f"blk.{{i}}.attn_{name}.weight", reshape=True)

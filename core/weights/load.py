@@ -178,9 +178,24 @@ def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
         pieces = dict(zip(order, np.split(stack, ends, axis=2), strict=True))
         joined = [pieces[n].reshape(param.num_stacked, -1, *row) for n in range(len(rows))]
         data = np.concatenate(joined, axis=1).reshape(-1, *row)
+    if stored.tiled:
+        count, times = _tiles(param, len(data))
+        once = data[: 2 * count].reshape(2, count, *row)
+        many = np.concatenate([once] * times, axis=1).reshape(-1, *row)
+        data = np.concatenate([many, data[2 * count :]])
+        shape = (len(data), *shape[1:])
     if stored.rope_pairs:
         data = data.reshape(stored.rope_pairs, -1, 2, *row).swapaxes(1, 2).reshape(-1, *row)
     return replace(tensor, shape=shape, data=np.ascontiguousarray(data))
+
+
+def _tiles(param: Param, num_rows: int) -> tuple[int, int]:
+    """Rows that a tensor of so many holds of a query, and how many times they stand in the parameter; (0, 0) if the
+    numbers do not fit."""
+    rows, values = param.parts[0].rows, param.parts[2].rows
+    count = (num_rows - values) // 2
+    fits = count > 0 and num_rows == values + 2 * count and rows % count == 0
+    return (count, rows // count) if fits else (0, 0)
 
 
 def _opened(gate: npt.NDArray[np.float32], stored: Stored) -> npt.NDArray[np.float32]:
@@ -306,6 +321,8 @@ class _Resolver:
             expected = (param.num_stacked, shape[0] // param.num_stacked, *shape[1:])
         if stored.skip_rows or stored.extra_rows:
             expected = (shape[0] + stored.skip_rows + stored.extra_rows, *shape[1:])
+        if stored.tiled and info.shape and (count := _tiles(param, info.shape[0])[0]):
+            expected = (2 * count + param.parts[2].rows, *shape[1:])
         if stored.is_scalar:
             expected = (1,)
         if stored.kernel and len(info.shape) != 3:  # an image's, or with taps and inputs in one axis

@@ -32,6 +32,8 @@ class Stored:
     interleaved: a fused parameter whose rows are stored group by group, each group a share of every part (q, k
     and v of one KV head after another); groups: how many, 0 for the param's num_groups; order: the parts of a
     group as stored, by their place in the param's parts; empty: in that order.
+    tiled: a query, key and value of heads, of which values are more; rows of the first two are stored once, and each
+    stands for every so many-th head of values: they are repeated, all of them after another.
     rope_pairs: for a query or key projection whose output rows were reordered for interleaved rope (GGUF of
     Llama): the number of heads; rows go back to halves, [num_heads, head_dim / 2, 2] -> [num_heads, 2,
     head_dim / 2]. 0 leaves the rows.
@@ -57,6 +59,7 @@ class Stored:
     interleaved: bool = False
     groups: int = 0
     order: tuple[int, ...] = ()
+    tiled: bool = False
     rope_pairs: int = 0
 
 

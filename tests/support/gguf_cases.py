@@ -56,6 +56,8 @@ GGUF_CASES: dict[str, Case] = {
                 {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
             ),
             ("qwen3_next", "qwen3_next", DELTA),
+            ("qwen3_5", "qwen3_5_text", DELTA),
+            ("qwen3_5_moe", "qwen3_5_moe_text", DELTA),
             (
                 "phi3_longrope",
                 "phi3",

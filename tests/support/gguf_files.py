@@ -1,8 +1,9 @@
 """Tiny checkpoints of transformers as GGUF files, as llama.cpp's converter writes them.
 
 Metadata is what that converter wrote (gguf_metadata.json, recorded with the one in llama-cpp-python 0.3.36; those of
-Qwen-VL and InternLM 2 are others' with their name); names of tensors are the gguf package's; how their numbers are
-rearranged stands here, and was compared with that converter's files.
+Qwen-VL, Qwen3.5, EmbeddingGemma and InternLM 2 are others' with their name); names of tensors are the gguf package's;
+how their numbers are rearranged stands here, and was compared with that converter's files. Heads of Qwen3.5 are
+reordered as the converter's source says.
 """
 
 import json
@@ -24,7 +25,8 @@ PAIRS = (
     "llama", "granite", "granitemoe", "granitehybrid", "arcee", "smollm3", "olmo", "mistral3", "internlm2",
 )  # fmt: skip
 """Architectures whose query and key rows are stored for interleaved rope."""
-_ONE_MORE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next")
+_TILED = ("qwen35", "qwen35moe")
+_ONE_MORE = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", "qwen3next", *_TILED)
 _MAMBA2 = ("mamba2", "granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1")
 _SPELLINGS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "v1": "up_proj"}
 _RENAMES = (
@@ -35,9 +37,9 @@ _RENAMES = (
 )
 
 
-def write_gguf(case: str, folder: Path, file: Path) -> None:
-    """The model of a folder as a file, with the metadata recorded for the case."""
-    keys = METADATA[case]
+def write_gguf(case: str, folder: Path, file: Path, more: Mapping[str, Any] | None = None) -> None:
+    """The model of a folder as a file, with the metadata recorded for the case and `more` keys."""
+    keys = {**METADATA[case], **(more or {})}
     arch = keys["general.architecture"]
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(file, arch)
@@ -143,6 +145,8 @@ def _rearranged(
             data = data.reshape(keys["ssm.group_count"], -1)
     if arch == "falcon-h1":
         data = data * _multiplier(name, config)
+    if arch in _TILED and ".linear_attn." in name:
+        data = _tiled(keys, name, data)
     match name.rsplit(".", 2)[1:] if "." in name else [name]:
         case ["kv_b_proj", "weight"] if arch != "minicpm3":
             rank = keys["attention.kv_lora_rank"]
@@ -166,6 +170,11 @@ def _rearranged(
             yield f"{at}.ffn_down_exps.scale", data
         case ["router", "scale"]:
             yield f"{at}.ffn_gate_inp.scale", data
+        case ["experts", "gate_up_proj"] if arch == "qwen35moe":
+            for piece, half in zip(("gate", "up"), np.split(data, 2, axis=1), strict=True):
+                yield f"{at}.ffn_{piece}_exps.weight", half
+        case ["experts", "down_proj"] if arch == "qwen35moe":
+            yield f"{at}.ffn_down_exps.weight", data
         case ["experts", "gate_up_proj"]:  # [experts, in, out], interleaved or not
             halves = (data[..., ::2], data[..., 1::2]) if arch == "gpt-oss" else np.split(data, 2, axis=-1)
             for piece, half in zip(("gate", "up"), halves, strict=True):
@@ -194,6 +203,21 @@ def _rearranged(
             yield f"{at}.ffn_{piece.removesuffix('_proj')}_exps.weight", data
         case _:
             yield name, data
+
+
+def _tiled(keys: Mapping[str, Any], name: str, data: Data) -> Data:
+    """Heads of values in turn of the key heads that they read, instead of those of one key head together."""
+    key_heads, heads, size = keys["ssm.group_count"], keys["ssm.time_step_rank"], keys["ssm.inner_size"]
+    if "in_proj_qkv" in name or "conv1d" in name:
+        first = 2 * key_heads * keys["ssm.state_size"]
+        return np.concatenate([data[:first], _tiled(keys, "in_proj_z", data[first:])])
+    if "out_proj" in name:
+        return _tiled(keys, "in_proj_z", data.T).T
+    if ".norm." in name:
+        return data
+    rows = size // heads if "in_proj_z" in name else 1
+    shaped = data.reshape(key_heads, heads // key_heads, rows, *data.shape[1:])
+    return shaped.swapaxes(0, 1).reshape(data.shape)
 
 
 def _multiplier(name: str, config: Mapping[str, Any]) -> Any:

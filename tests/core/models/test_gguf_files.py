@@ -1,15 +1,20 @@
 """GGUF files of every architecture against transformers' logits: names, rearranged numbers, metadata."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import encoder_cases
 from gguf_cases import GGUF_CASES
 from gguf_files import METADATA, write_gguf
+from headrace import LLM
+from headrace.core.errors import ModelError
+from headrace.core.models.config import HFConfig
 from headrace.core.models.declare import declare_params
 from headrace.core.models.gguf_archs import ARCHS
-from headrace.core.models.gguf_config import config_from_gguf
+from headrace.core.models.gguf_config import config_from_gguf, with_gguf_pooler
 from headrace.core.models.gguf_names import gguf_names
 from headrace.core.models.heads import with_default_pooler, with_head_names
 from headrace.core.models.registry import read_spec
@@ -34,6 +39,9 @@ from paged_seq2seq import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ENCODERS = {f"e_{case.name}": case for case in encoder_cases.CASES}
+_GEMMA = ENCODERS["e_gemma3_text"]
+ENCODERS["e_gemma_embedding"] = replace(_GEMMA, config={**_GEMMA.config, "query_pre_attn_scalar": 24})
+"""Files do not say what divides scores; llama.cpp takes the size of a head."""
 SEQ2SEQ = {f"s_{case.name}": case for case in SEQ2SEQ_CASES}
 
 
@@ -71,6 +79,41 @@ def test_hidden_states_of_an_encoder(name: str, tmp_path: Path) -> None:
     ]
     for got, want in zip(model.hidden_states(sequences, types), expected, strict=True):
         assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    ("pooling_type", "name"), [(1, "e_bert"), (2, "e_bert"), (3, "e_bert"), (1, "e_gemma_embedding")]
+)
+def test_embeddings_are_pooled_as_the_file_says(pooling_type: int, name: str, tmp_path: Path) -> None:
+    case = ENCODERS[name]
+    folder = encoder_cases.make_checkpoint(case, tmp_path, "AutoModel")
+    write_gguf(name, folder, tmp_path / "model.gguf", {"pooling_type": pooling_type})
+    theirs, texts = encoder_cases.load_theirs(folder, "AutoModel", "eager"), [[5, 80, 33, 7, 9], [40]]
+    with LLM(str(tmp_path / "model.gguf"), device="reference", dtype="float32", skip_tokenizer_init=True) as llm:
+        outputs = llm.embed([{"prompt_token_ids": ids} for ids in texts])
+    for ids, output in zip(texts, outputs, strict=True):
+        hidden = theirs(input_ids=torch.tensor([ids])).last_hidden_state[0]
+        pooled = {1: hidden.mean(0), 2: hidden[0], 3: hidden[-1]}[pooling_type]
+        torch.testing.assert_close(torch.tensor(output.embedding), pooled / pooled.norm(), atol=2e-5, rtol=0)
+
+
+def test_a_classifier_is_refused_and_no_pooling_type_changes_nothing() -> None:
+    spec = read_spec(
+        HFConfig(
+            {
+                "model_type": "bert",
+                "hidden_size": 32,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "intermediate_size": 32,
+                "vocab_size": 9,
+            }
+        )
+    )
+    metadata = {"general.architecture": "bert"}
+    assert with_gguf_pooler(spec, metadata) == with_gguf_pooler(spec, {**metadata, "bert.pooling_type": 0}) == spec
+    with pytest.raises(ModelError, match=r"is a classifier \(pooling_type 4\)"):
+        with_gguf_pooler(spec, {**metadata, "bert.pooling_type": 4})
 
 
 @pytest.mark.parametrize("name", [name for name in METADATA if name in SEQ2SEQ])
