@@ -46,7 +46,11 @@ def bert_names(
         layer=f"{prefix}encoder.layer.{{i}}.",
         prefix=prefix,
         # The head of pre-training, and the pooler where nothing reads it.
-        ignore=(r"position_ids$", r"^(\w+\.)?pooler\.", r"^(cls|lm_head|generator_\w+|discriminator_\w+)\."),
+        ignore=(
+            r"position_ids$",
+            r"^(\w+\.)?pooler\.dense\.(weight|bias)$",
+            r"^(cls|lm_head|generator_\w+|discriminator_\w+)\.",
+        ),
     )
 
 

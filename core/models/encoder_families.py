@@ -282,7 +282,7 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
         names=partial(
             encoder_names, {**_MODERNBERT_NAMES, "attn.qkv_proj": "attn.Wqkv"},
             dict(dense="head.dense", dense_norm="head.norm"), layer="model.layers.{i}.", prefix="model.",
-            ignore=(r"^(head|decoder)\.", r"inv_freq$"),
+            ignore=(r"^(head\.dense|head\.norm|decoder)\.(weight|bias)$", r"inv_freq$"),
         ),
     ),
     # ModernBERT's decoders (Ettin): its layers, causal, and its head before the embedding.
@@ -325,7 +325,8 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
                 "attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_mlp_layernorm",
             },
             dict(pooler="nomic_bert.pooler.dense"), layer="nomic_bert.layers.{i}.", prefix="nomic_bert.",
-            ignore=(r"inv_freq$", r"^(nomic_bert\.)?pooler\.", r"^cls\."), renames=_NOMIC_RENAMES,
+            ignore=(r"inv_freq$", r"^(nomic_bert\.)?pooler\.dense\.(weight|bias)$", r"^cls\."),
+            renames=_NOMIC_RENAMES,
         ),
     ),
     # RoBERTa (Liu et al. 2019), and CamemBERT and XLM-RoBERTa: BERT whose positions begin behind padding's id.

@@ -5,7 +5,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,12 +29,14 @@ _KEPT_GROUPS = frozenset(scheme.group for scheme in INT4.values())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """One weight. stored: the tensors that it is made of; decode: makes it, in float32, bfloat16 or as codes."""
+    """One weight. stored: the tensors that it is made of; shapes: those that some of these must have; decode: makes
+    it, in float32, bfloat16 or as codes."""
 
     name: str
     shape: tuple[int, ...]
     stored: tuple[str, ...]
     decode: Callable[[Read], HostTensor]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 class Format(Protocol):
@@ -69,6 +71,10 @@ class DecodedSource:
                 if name not in names:
                     file = source.info(next(part for part in weight.stored if part in names)).file
                     raise WeightError(f"{file}: {weight.name} lacks {name}", file=file, tensor=name)
+            for name, shape in weight.shapes.items():
+                if (info := source.info(name)).shape != shape:
+                    reason = f"{info.file}: {name} is {list(info.shape)}, but {weight.name} takes {list(shape)}"
+                    raise WeightError(reason, file=info.file, tensor=name)
         self._weights = {weight.name: weight for weight in found}
         used = {name: weight.name for weight in found for name in weight.stored}
         self._names = tuple(
@@ -253,6 +259,22 @@ def scale_blocks(
     wide = np.repeat(scales, block[0], axis=-2)[..., :rows, :]
     values *= wide if counts[1] == 1 else np.repeat(wide, block[1], axis=-1)[..., :cols]
     return values
+
+
+def group_shapes(
+    source: WeightSource, base: str, config: Mapping[str, Any], num_in: int, num_out: int, bits: int
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of `scales` and `qzeros` beside a GPTQ's or AWQ's codes: a row for each group of inputs, as many as the
+    config says, or else as there are scales for."""
+    scales, zeros = f"{base}.scales", f"{base}.qzeros"
+    if not {scales, zeros} <= set(source.names()):
+        return {}
+    group = None if config.get("dynamic") else config.get("group_size", config.get("q_group_size"))
+    if group is None:  # or each module has its own
+        num_groups = source.info(scales).shape[0]
+    else:
+        num_groups = -(-num_in // group) if group > 0 else 1
+    return {scales: (num_groups, num_out), zeros: (num_groups, num_out * bits // 32)}
 
 
 def named(source: WeightSource, *ends: str) -> Iterable[tuple[str, str]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..decoded import Read, Weight, from_codes, named, scheme_of_codes, unpack
+from ..decoded import Read, Weight, from_codes, group_shapes, named, scheme_of_codes, unpack
 from ..dequantize import to_float32
 from ..quantize import Scheme
 from ..source import HostTensor, WeightSource
@@ -34,7 +34,9 @@ def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:
     for base, end in named(source, ".qweight"):
         num_in, words = source.info(base + end).shape
         stored = tuple(base + part for part in (".qweight", ".qzeros", ".scales"))
-        yield Weight(name=f"{base}.weight", shape=(words * 8, num_in), stored=stored, decode=partial(_decode, stored))
+        shapes = group_shapes(source, base, config, num_in, words * 8, 4)
+        decode = partial(_decode, stored)
+        yield Weight(name=f"{base}.weight", shape=(words * 8, num_in), stored=stored, shapes=shapes, decode=decode)
 
 
 def _decode(stored: tuple[str, ...], read: Read) -> HostTensor:

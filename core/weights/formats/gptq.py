@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..decoded import Read, Weight, from_codes, from_values, named, scheme_of_codes, unpack
+from ..decoded import Read, Weight, from_codes, from_values, group_shapes, named, scheme_of_codes, unpack
 from ..dequantize import to_float32
 from ..quantize import Scheme
 from ..source import HostTensor, WeightSource
@@ -34,16 +34,15 @@ def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:
     minus_one = config.get("checkpoint_format", "gptq") == "gptq"
     names = set(source.names())
     for base, end in named(source, ".qweight"):
-        rows, cols = source.info(base + end).shape
+        num_words, num_out = source.info(base + end).shape
+        num_in = num_words * 32 // bits
         stored = tuple(base + part for part in (".qweight", ".qzeros", ".scales"))
+        shapes = group_shapes(source, base, config, num_in, num_out, bits)
         if f"{base}.g_idx" in names:
             stored += (f"{base}.g_idx",)
-        yield Weight(
-            name=f"{base}.weight",
-            shape=(cols, rows * 32 // bits),
-            stored=stored,
-            decode=partial(_decode, stored, bits, minus_one),
-        )
+            shapes[stored[-1]] = (num_in,)
+        decode = partial(_decode, stored, bits, minus_one)
+        yield Weight(name=f"{base}.weight", shape=(num_out, num_in), stored=stored, shapes=shapes, decode=decode)
 
 
 def _decode(stored: tuple[str, ...], bits: int, minus_one: bool, read: Read) -> HostTensor:

@@ -22,7 +22,8 @@ def find(source: WeightSource, config: Mapping[str, Any]) -> Iterator[Weight]:
         num_experts, num_out, num_blocks, num_bytes = source.info(base + end).shape
         stored = (base + end, f"{base}_scales")
         shape = (num_experts, num_blocks * num_bytes * 2, num_out)
-        yield Weight(name=base, shape=shape, stored=stored, decode=partial(_decode, stored))
+        shapes = {stored[1]: (num_experts, num_out, num_blocks)}
+        yield Weight(name=base, shape=shape, stored=stored, shapes=shapes, decode=partial(_decode, stored))
 
 
 def _decode(stored: tuple[str, ...], read: Read) -> HostTensor:
