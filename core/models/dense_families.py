@@ -19,6 +19,7 @@ from .llama_like import (
     layer_norm,
     llama_like,
     patterned_layer_types,
+    replace_attention,
     replace_layers,
     rms_norm,
     rope_by_interval,
@@ -35,6 +36,17 @@ _PLAIN: Mapping[str, Any] = {"gated": False}
 UNDER_ONE_NORM: Mapping[str, Any] = {"parallel": True, "shared_norm": True}
 _POST_NORM: Mapping[str, Any] = {"pre_norm": False, "post_norm": True}
 _LAYER_NORM = NormSpec(kind="layer", eps=1e-5, bias=True)
+_APERTUS: Mapping[str, Any] = {
+    "max_position_embeddings": 65536, "hidden_act": "xielu", "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    },
+}  # fmt: skip
+_APERTUS_NAMES: Mapping[str, Any] = {
+    "names": {"attn_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
+    "tensors": {"mlp.act.alpha_p": "mlp.act_fn.alpha_p", "mlp.act.alpha_n": "mlp.act_fn.alpha_n"},
+    "ignore": (r"\.act_fn\.(beta|eps)$",),  # constants of the activation: 0.5 and -1e-6
+}
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA2 = {
     "max_position_embeddings": 8192, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
@@ -197,6 +209,47 @@ def _phi3(config: HFConfig) -> ModelSpec:
     return llama_like(config, layer_types=all_slide, rms_norm_eps=1e-5)
 
 
+def _apertus(config: HFConfig) -> ModelSpec:
+    """Other activations than xIELU have no parameters."""
+    is_xielu = config.text("hidden_act") == "xielu"
+    return llama_like(
+        config.replace(hidden_act="silu") if is_xielu else config,
+        rms_norm_eps=1e-5,
+        qk_norm="head",
+        mlp={"gated": False, "xielu": is_xielu},
+        **ATTN_FLAG,
+    )
+
+
+def _apertus1p5(config: HFConfig) -> ModelSpec:
+    """`output_vocab_size` tokens can be written, the first ones."""
+    spec = _apertus(config)
+    written = config.size("output_vocab_size", spec.vocab_size)
+    if written > spec.vocab_size:
+        raise ModelError(
+            f"output_vocab_size ({written}) in {config.file} is more than vocab_size ({spec.vocab_size})"
+        )
+    return dataclasses.replace(spec, vocab_size=written, num_extra_tokens=spec.vocab_size - written)
+
+
+def _baichuan(config: HFConfig) -> ModelSpec:
+    """No key says ALiBi or which head: hidden_size and vocab_size tell the sizes and the generations apart."""
+    is_small, is_second = config.size("hidden_size") == 4096, config.size("vocab_size") == 125696
+    return llama_like(
+        config,
+        has_rope="all" if is_small else "none",
+        attn={"alibi_max_bias": 0.0 if is_small else 8.0},
+        lm_head_unit_rows=is_second,
+    )
+
+
+def _nanochat(config: HFConfig, **options: Any) -> ModelSpec:
+    spec = llama_like(config, **options)
+    rope = spec.layers[0].attn.rope
+    assert rope is not None, "all layers have rope"
+    return replace_attention(spec, rope=dataclasses.replace(rope, backwards=True))
+
+
 def _smollm3(config: HFConfig, **options: Any) -> ModelSpec:
     has_rope = rope_by_interval(config)
     slides = config.boolean("use_sliding_window", False) and config.integer("sliding_window", null=0) > 0
@@ -227,9 +280,17 @@ def _hyperclovax(config: HFConfig) -> ModelSpec:
 
 
 DENSE_FAMILIES: Mapping[str, Recipe] = {
+    # Apertus: normalised heads and a plain feed-forward block with the xIELU activation.
+    "apertus": recipe(_apertus, defaults=_APERTUS, **_APERTUS_NAMES),
+    # The language model of Apertus 1.5: Apertus, whose head may lack the tokens that stand for images and sounds.
+    "apertus1p5_text": recipe(_apertus1p5, defaults=_APERTUS, **_APERTUS_NAMES),
     # Arcee AFM: Llama with a plain feed-forward block, relu squared.
     "arcee": recipe(
         defaults=dict(max_position_embeddings=4096, hidden_act="relu2"), rms_norm_eps=1e-5, mlp=_PLAIN, **FLAGS,
+    ),
+    # Baichuan 1 and 2: Llama with fused qkv; 13B has ALiBi instead of rope, and 2 has a head of rows of length 1.
+    "baichuan": recipe(
+        _baichuan, keys=dict(max_position_embeddings="model_max_length"), names={"attn.qkv_proj": "self_attn.W_pack"},
     ),
     # BitNet: Llama with squared ReLU and a norm before the last projection of each block. Weights of three values are
     # stored as plain ones.
@@ -374,6 +435,14 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     "mistral": recipe(
         defaults=dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
         layer_types=lambda config: config.texts("layer_types") or all_slide(config),
+    ),
+    # nanochat: squared ReLU, capped logits, norms without weights, also of the embeddings and of turned heads; rope
+    # turns the other way.
+    "nanochat": recipe(
+        _nanochat, defaults=dict(max_position_embeddings=2048, hidden_act="relu2"),
+        names={"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}, norm=partial(rms_norm, weight=False),
+        qk_norm="head", attn=dict(norm_after_rope=True), mlp=_PLAIN, embed_norm=True,
+        logit_softcap=number("final_logit_softcapping", 15.0, null=0.0), **ATTN_FLAG,
     ),
     # Nemotron 3 and 4, Minitron: layer norms stored minus one, half of each head turned, a plain feed-forward block
     # with relu squared; early files say rope_percent.
