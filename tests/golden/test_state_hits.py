@@ -37,9 +37,9 @@ def test_prompts_start_behind_states_that_others_left(name: str, device: str, tm
         device=device, dtype="float32", skip_tokenizer_init=True, block_size=4, max_model_len=128
     )
     with LLM(str(tmp_path), prefix_caching=False, **options) as llm:
-        prompts = [{"prompt_token_ids": ids} for ids, _ in PROMPTS.values()]
-        expected = [llm.generate(prompt, PARAMS)[0].outputs[0].token_ids for prompt in prompts]
+        prompts = [ids for ids, _ in PROMPTS.values()]
+        expected = [llm.generate({"prompt_token_ids": ids}, PARAMS)[0].outputs[0].token_ids for ids in prompts]
     with LLM(str(tmp_path), max_num_batched_tokens=24, **options) as llm:
-        for prompt, tokens, (what, (_, hit)) in zip(prompts, expected, PROMPTS.items(), strict=True):
-            output = llm.generate(prompt, PARAMS)[0]
+        for ids, tokens, (what, (_, hit)) in zip(prompts, expected, PROMPTS.items(), strict=True):
+            output = llm.generate({"prompt_token_ids": ids}, PARAMS)[0]
             assert (output.num_cached_tokens, output.outputs[0].token_ids) == (hit, tokens), what
