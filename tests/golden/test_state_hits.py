@@ -1,5 +1,6 @@
 """Where prompts of models with states hit: a state is kept where a prompt ends, every 512 tokens, and where a prefix
-ends that is seen for the second time; none is in the middle of a prompt before."""
+ends that is seen for the second time; none is in the middle of a prompt before. It is the blocks of attention that tell of a
+prefix seen before, so a model of states alone has none of the third kind."""
 
 import random
 from pathlib import Path
@@ -25,6 +26,7 @@ PROMPTS = {
     "leaves it in the middle, where no state is": ([*BASE[:50], *[9] * 20], 0),
     "leaves it there again: the one before kept a state": ([*BASE[:50], *[11] * 25], 48),
 }
+STATES_ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
@@ -41,5 +43,7 @@ def test_prompts_start_behind_states_that_others_left(name: str, device: str, tm
         expected = [llm.generate({"prompt_token_ids": ids}, PARAMS)[0].outputs[0].token_ids for ids in prompts]
     with LLM(str(tmp_path), max_num_batched_tokens=24, **options) as llm:
         for ids, tokens, (what, (_, hit)) in zip(prompts, expected, PROMPTS.items(), strict=True):
+            if what.startswith("leaves it there again") and name in STATES_ALONE:
+                hit = 0
             output = llm.generate({"prompt_token_ids": ids}, PARAMS)[0]
             assert (output.num_cached_tokens, output.outputs[0].token_ids) == (hit, tokens), what
