@@ -1,6 +1,6 @@
 """Where prompts of models with states hit: a state is kept where a prompt ends, every 512 tokens, and where a prefix
-ends that is seen for the second time; none is in the middle of a prompt before. It is the blocks of attention that tell of a
-prefix seen before, so a model of states alone has none of the third kind."""
+ends that is seen for the second time; none is in the middle of a prompt before. It is the blocks of attention that
+tell of a prefix seen before, so a model of states alone has none of the third kind."""
 
 import random
 from pathlib import Path
