@@ -23,6 +23,8 @@ Floats = npt.NDArray[Any]
 OPTIONS: dict[str, Any] = dict(dtype="float32", skip_tokenizer_init=True, kv_memory="16MiB", block_size=4)
 PROMPTS = [list(range(3, 40)), [7], list(range(90, 60, -1)), list(range(3, 20))]
 TOLERANCE = 2e-4
+LOOSE = {"zamba2": 5e-4}
+"""Tiny Zamba 2 magnifies rounding: between two tiers of instructions it moves by 1e-4."""
 EXPERTS = ("mixtral", "phimoe", "llama4_text", "gpt_oss", "deepseek_v3")
 DECODERS = (
     *EXPERTS,
@@ -64,7 +66,7 @@ def test_decoders(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -
     assert "device=cpu" in caplog.text
     assert not [record for record in caplog.records if record.levelname == "WARNING" and "torch" in record.message]
     for ours, theirs in zip(together, expected, strict=True):
-        assert (np.abs(ours - theirs) < TOLERANCE * np.maximum(1, np.abs(theirs))).all()
+        assert (np.abs(ours - theirs) < LOOSE.get(name, TOLERANCE) * np.maximum(1, np.abs(theirs))).all()
     in_pieces = logprobs(tmp_path / "model", "cpu", max_num_batched_tokens=11, threads=1)
     alone = [logprobs(tmp_path / "model", "cpu", [prompt])[0] for prompt in PROMPTS[:2]]
     for whole, pieces in zip(together, in_pieces, strict=True):
