@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import EngineConfig
-from ..errors import CapacityError, ConfigError, Unsupported
+from ..errors import CapacityError, ConfigError, ModelError, Unsupported
 from ..kv.groups import KVGroup, kv_groups
 from ..kv.sizing import KVSize, request_bytes, size_kv
 from ..models.declare import declare_params
@@ -92,6 +92,8 @@ def foreign_gaps(spec: ModelSpec, tp_size: int) -> list[Gap]:
     return [Gap(feature="foreign_code", reason=reason, effect="slow", remedy="a model of a family in docs/models.md")]
 
 
+_MAX_ELEMENTS = 2**48  # bytes of so many stay far within 64 bits
+
 PackedBytes = Callable[[tuple[int, ...], str | Scheme], int]
 """Device.packed_bytes."""
 
@@ -107,10 +109,17 @@ def param_bytes(
     kept: Callable[[Param], Scheme | None] = lambda param: None,
 ) -> dict[str, int]:
     """Bytes of each parameter on all ranks, in `dtype` where no scheme of the device says otherwise; vectors and
-    constants are float32. kept: what a checkpoint that was quantized before leaves a parameter in."""
+    constants are float32. kept: what a checkpoint that was quantized before leaves a parameter in. Raises ModelError
+    for a parameter of more elements than any device has bytes, as a damaged config declares."""
     sizes: dict[str, int] = {}
     shares = rank_params(spec, tp_size) if tp_size > 1 else {}
     for param in declare_params(spec):
+        if param.num_elements > _MAX_ELEMENTS:
+            raise ModelError(
+                f"the config declares the parameter {param.name} of shape {list(param.shape)}; no parameter has more "
+                f"than {_MAX_ELEMENTS} elements",
+                remedies=["compare the sizes in config.json with the original's"],
+            )
         schemes = schemes_of(param, quantization, caps)
         if quantization == "none" and (scheme := kept(param)) is not None:
             schemes = ((param.shape[0], scheme),)

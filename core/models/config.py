@@ -1,6 +1,7 @@
 """config.json as data: its keys with clear errors, old and new spellings made one. No transformers here."""
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ CONFIG_FILE = "config.json"
 _REQUIRED: Final = object()
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 _MAX_LAYERS = 10_000
+_MAX_NUMBER = sys.float_info.max
 
 
 class HFConfig:
@@ -106,12 +108,7 @@ class HFConfig:
     def number(self, name: str, default: Any = _REQUIRED, *, null: Any = _REQUIRED) -> float:
         """A finite number. Raises ModelError."""
         value = self._value(name, default, null)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or abs(value) == float("inf")
-            or value != value
-        ):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_NUMBER:
             raise self._wrong(name, value, "a finite number")
         return float(value)
 

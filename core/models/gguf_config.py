@@ -69,7 +69,8 @@ def config_from_gguf(
     """
     file = _open(metadata, tensor_names, read)
     arch, keys = ARCHS[file.arch], file.keys
-    values: dict[str, Any] = {
+    values = _Values(keys.file)
+    values |= {
         "model_type": arch.model_type,
         "vocab_size": keys.integer("vocab_size", 0) or len(metadata.get("tokenizer.ggml.tokens", ())) or None,
         "tie_word_embeddings": "output.weight" not in file.names,
@@ -86,6 +87,20 @@ def config_from_gguf(
     if file.arch in _SPECIAL:
         values |= _SPECIAL[file.arch](file, values)
     return HFConfig(values, file=keys.file)
+
+
+class _Values(dict[str, Any]):
+    """Keys of a config so far; one that the file's metadata did not give is an error that says so."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = file
+
+    def __missing__(self, key: str) -> Any:
+        raise ModelError(
+            f"{self._file} gives no {key}; the file lacks a key, or has a 0 in one",
+            remedies=["download the file again"],
+        )
 
 
 def _open(metadata: Mapping[str, Any], names: Collection[str], read: ReadTensor | None) -> _File:
@@ -119,7 +134,11 @@ def _positions(file: _File) -> dict[str, Any]:
     keys, num_heads = file.keys, file.keys.integer("attention.head_count", 0)
     if not num_heads:
         return {}
-    head_dim = keys.size("attention.key_length", keys.size("embedding_length") // num_heads or None)
+    if (hidden_size := keys.size("embedding_length")) < num_heads and "attention.key_length" not in keys:
+        raise ModelError(
+            f"{keys.file} has {num_heads} heads (attention.head_count) for embedding_length {hidden_size}"
+        )
+    head_dim = keys.size("attention.key_length", hidden_size // num_heads)
     values: dict[str, Any] = {"head_dim": head_dim}
     if keys.get("attention.head_count_kv") is None:
         values["num_key_value_heads"] = num_heads
@@ -209,11 +228,12 @@ def _olmo2(_: _File, values: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": "olmo3"} if values["sliding_window"] else {}
 
 
-def _qwen2_moe(_: _File, values: Mapping[str, Any]) -> dict[str, Any]:
+def _qwen2_moe(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
     """Early files leave out sizes of experts."""
-    size = values["intermediate_size"]
+    size = file.keys.size("feed_forward_length")
+    own = values.get("moe_intermediate_size") or size // file.keys.size("expert_used_count")
     return {
-        "moe_intermediate_size": values.get("moe_intermediate_size") or size // values["num_experts_per_tok"],
+        "moe_intermediate_size": own,
         "shared_expert_intermediate_size": values.get("shared_expert_intermediate_size", size),
     }
 
@@ -223,7 +243,7 @@ def _gpt_oss(_: _File, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _falcon(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
-    num_kv_heads, has_two = values.get("num_kv_heads", 1), "attn_norm_2.weight" in file.leaves
+    num_kv_heads, has_two = file.keys.integer("attention.head_count_kv", 1), "attn_norm_2.weight" in file.leaves
     is_new = has_two or num_kv_heads > 1
     return {"new_decoder_architecture": is_new, "num_ln_in_parallel_attn": 2 if has_two else 1}
 
@@ -296,10 +316,12 @@ def _mamba2(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _nemotron_h(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
     kinds = (("ssm_in", "mamba"), ("attn_q", "attention"), ("ffn_gate_inp", "moe"), ("ffn_up", "mlp"))
-    layers = [
-        next(kind for leaf, kind in kinds if f"blk.{i}.{leaf}.weight" in file.names)
-        for i in range(values["num_hidden_layers"])
-    ]
+    layers = []
+    for i in range(values["num_hidden_layers"]):
+        found = [kind for leaf, kind in kinds if f"blk.{i}.{leaf}.weight" in file.names]
+        if not found:
+            raise ModelError(f"layer {i} of {file.keys.file} has none of {', '.join(leaf for leaf, _ in kinds)}")
+        layers.append(found[0])
     eps = file.keys.number("attention.layer_norm_rms_epsilon", values.get("layer_norm_eps", 1e-5))
     return {**_mamba2(file, values), "layers_block_type": layers, "layer_types": None, "layer_norm_epsilon": eps}
 

@@ -113,6 +113,12 @@ def test_indices_are_checked(value: object) -> None:
         HFConfig({"layers": None}).indices("layers")
 
 
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan"), True, "1"])
+def test_numbers_are_finite(value: object) -> None:
+    with pytest.raises(ModelError, match="rope_theta in config.json must be a finite number"):
+        HFConfig({"rope_theta": value}).number("rope_theta")
+
+
 def test_with_defaults_keeps_null() -> None:
     config = HFConfig({"sliding_window": None}).with_defaults(sliding_window=4096, other=1)
     assert config.integer("sliding_window", null=0) == 0 and config["other"] == 1

@@ -1,5 +1,6 @@
 """GGUF metadata as a config; logits of whole files are compared in test_golden_logits."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ModelError
-from headrace.core.models.gguf_archs import ARCHS
+from headrace.core.models.gguf_archs import ARCHS, KEYS
 from headrace.core.models.gguf_config import config_from_gguf
 from headrace.core.models.gguf_names import gguf_names
 from headrace.core.models.registry import family_names, read_spec
@@ -37,6 +38,10 @@ def spec_of(data: dict[str, Any], names: tuple[str, ...] = ("output.weight",)) -
 
 def no_tensor(name: str) -> HostTensor:
     raise AssertionError(name)
+
+
+def lacking(name: str) -> HostTensor:
+    raise ModelError(f"no tensor {name}")
 
 
 def test_every_architecture_is_served_by_a_family() -> None:
@@ -137,11 +142,26 @@ def test_rope_factors_are_never_ignored() -> None:
         (metadata("rwkv7"), r"architecture 'rwkv7' is not served\n  try: take a model of one of these: llama, qwen2"),
         (metadata(more={"attention.value_length": 8}), "keys and values .* differ in size"),
         (metadata(more={"attention.head_count_kv": [2, 1]}), "head_count_kv differs from layer to layer"),
+        (
+            metadata(more={"attention.head_count": 0}),
+            "the GGUF metadata of llama gives no sliding_window; the file lacks",
+        ),
+        (metadata(more={"attention.head_count": 65}), r"has 65 heads .* for embedding_length 64"),
     ],
 )
 def test_what_cannot_be_served_is_a_model_error(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         spec_of(data)
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHS))
+def test_damaged_values_of_every_architecture_are_model_errors(arch: str) -> None:
+    for key in (*KEYS, *ARCHS[arch].keys, "attention.head_count", "attention.key_length"):
+        for value in (None, 0, -1, 2**64 - 1, 1.5, float("nan"), "x", [], [1, 2]):
+            with contextlib.suppress(ModelError):
+                config_from_gguf(metadata(arch, more={key: value}), ("blk.0.attn_q.weight",), lacking)
+    with pytest.raises(ModelError):
+        config_from_gguf({"general.architecture": arch}, (), lacking)
 
 
 def test_equal_numbers_of_each_layer_are_one_number() -> None:
