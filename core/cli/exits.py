@@ -129,7 +129,8 @@ def _exit_code(error: BaseException) -> int:
         return DOES_NOT_FIT
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f" while writing {error.filename}" if error.filename else ""
-        print_error(f"no space left on the disk{where}", ["HEADRACE_CACHE=FOLDER on another disk"])
+        remedies = ["HEADRACE_CACHE=FOLDER on another disk"]
+        print_error(f"no space left on the disk{where}", remedies if where else ["output to another disk", *remedies])
         return DOES_NOT_FIT
     print_error(
         f"internal error: {type(error).__name__}: {error}{_place(error)}",

@@ -322,6 +322,7 @@ def test_a_full_disk_behind_stdout() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", PROGRAM, "version"], stdout=full, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr.decode().splitlines()[0]) == (4, "error: no space left on the disk")
+    assert "try: output to another disk" in done.stderr.decode()
 
 
 def test_a_terminal_without_unicode(tmp_path: Path) -> None:
