@@ -73,8 +73,13 @@ def _gptj(config: HFConfig) -> ModelSpec:
     )
 
 
+def _neox(config: HFConfig, **options: Any) -> ModelSpec:
+    """Keys and values have as many heads as queries, of the hidden size's share, whatever keys a config carries."""
+    return llama_like(config.replace(num_key_value_heads=None, head_dim=None), **options)
+
+
 def _neox_japanese(config: HFConfig) -> ModelSpec:
-    spec = llama_like(config, norm=layer_norm, mlp=_PLAIN)
+    spec = _neox(config, norm=layer_norm, mlp=_PLAIN)
     *layers, last = spec.layers
     last = dataclasses.replace(last, attn=dataclasses.replace(last.attn, o_bias=True))
     return dataclasses.replace(spec, layers=(*layers, last))
@@ -348,7 +353,8 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     # GPT-NeoX and Pythia: parallel blocks with a norm each, partial rope, fused qkv. Published files call rope's
     # values rotary_pct and rotary_emb_base.
     "gpt_neox": recipe(
-        keys=_NEOX_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu", partial_rotary_factor=0.25),
+        _neox, keys=_NEOX_KEYS,
+        defaults=dict(max_position_embeddings=2048, hidden_act="gelu", partial_rotary_factor=0.25),
         names=partial(_neox_names, "gpt_neox"), norm=layer_norm, attn_bias=flag("attention_bias", True),
         mlp_bias=True, mlp=_PLAIN, layer=dict(parallel=flag("use_parallel_residual", True)),
     ),
