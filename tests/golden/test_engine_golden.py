@@ -115,7 +115,9 @@ def test_prompt_logprobs_equal_transformers(checkpoint: Any) -> None:
         assert entry is not None and len(entry) in (3, 4)
         for token, value in entry.items():
             assert value.logprob == pytest.approx(expected[position - 1, token].item(), abs=2e-3)
-            assert value.rank == 1 + int((expected[position - 1] > expected[position - 1, token]).sum())
+            theirs = expected[position - 1]
+            surely, perhaps = (int((theirs > theirs[token] + by).sum()) for by in (1e-4, -1e-4))  # with itself
+            assert value.rank is not None and surely < value.rank <= perhaps
         assert prompt[position] in entry
     sampled = output.outputs[0].logprobs
     assert sampled is not None and len(sampled) == 1
