@@ -271,7 +271,7 @@ def test_the_engine_ends_with_its_front(model_folder: Path) -> None:
 def test_a_client_that_never_reads_is_given_up(model_folder: Path) -> None:
     env = {"HEADRACE_SEND_TIMEOUT_S": "1"}
     with LiveServer(model_folder, "--kv-memory", "64MiB", env=env) as server:
-        body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True, "logprobs": 5}
+        body = {"prompt": "x", "max_tokens": 4000, "n": 16, "ignore_eos": True, "stream": True, "logprobs": 5}
         data = json.dumps(body).encode()
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
