@@ -16,21 +16,13 @@ def write_kv(kv_cache: Any, rows: Any, slot_mapping: Any, *, interpret: bool) ->
     key and value side by side; slot_mapping: int32 [num_tokens], no slot twice.
     """
     slots, order, num_stored = _in_order(slot_mapping)
-    block_size = kv_cache.shape[2]
-
-    def of_row(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
-        return order[i], 0, 0
-
-    def of_block(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
-        return jax.lax.div(slots[i], block_size), 0, 0, 0
-
-    block = pl.BlockSpec((1, *kv_cache.shape[1:]), of_block)
+    block = _block_of_token(kv_cache, kv_cache.shape[2])
     return pl.pallas_call(
         _store,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(num_stored,),
-            in_specs=[pl.BlockSpec((1, *rows.shape[1:]), of_row), block],
+            in_specs=[_row_of_token(rows), block],
             out_specs=block,
         ),
         out_shape=jax.ShapeDtypeStruct(kv_cache.shape, kv_cache.dtype),
@@ -49,27 +41,15 @@ def write_int8_kv(
     [num_tokens, num_kv_heads, 2], of key and value; slot_mapping: as `write_kv` has it.
     """
     slots, order, num_stored = _in_order(slot_mapping)
-    block_size = kv_cache.shape[2]
-
-    def of_row(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
-        return order[i], 0, 0
-
-    def of_block(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
-        return jax.lax.div(slots[i], block_size), 0, 0, 0
-
-    def of_scales(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
-        return jax.lax.div(slots[i], block_size), 0, 0
-
-    block = pl.BlockSpec((1, *kv_cache.shape[1:]), of_block)
-    scale_block = pl.BlockSpec((1, *scales.shape[1:]), of_scales)
+    block, scale_block = (_block_of_token(part, kv_cache.shape[2]) for part in (kv_cache, scales))
     return pl.pallas_call(
         _store_integers,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(num_stored,),
             in_specs=[
-                pl.BlockSpec((1, *rows.shape[1:]), of_row),
-                pl.BlockSpec((1, *row_scales.shape[1:]), of_row),
+                _row_of_token(rows),
+                _row_of_token(row_scales),
                 block,
                 scale_block,
             ],
@@ -79,6 +59,20 @@ def write_int8_kv(
         input_output_aliases={4: 0, 5: 1},
         interpret=interpret,
     )(slots, order, rows, row_scales, kv_cache, scales)
+
+
+def _row_of_token(rows: Any) -> Any:
+    """The row of each step's token, of [num_tokens, ...]."""
+    return pl.BlockSpec((1, *rows.shape[1:]), lambda i, slots, order: (order[i], *(0,) * (rows.ndim - 1)))
+
+
+def _block_of_token(part: Any, block_size: int) -> Any:
+    """What lies in the KV block of each step's token, of [num_blocks, ...]."""
+
+    def index(i: Any, slots: Any, order: Any) -> tuple[Any, ...]:
+        return jax.lax.div(slots[i], block_size), *(0,) * (part.ndim - 1)
+
+    return pl.BlockSpec((1, *part.shape[1:]), index)
 
 
 def _in_order(slot_mapping: Any) -> tuple[Any, Any, Any]:
