@@ -103,7 +103,7 @@ class GpuDevice(TorchDevice):
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self.collectives = "gloo" if self.is_emulated else vendor.collectives
         self._providers, self._about = gpu_providers(
-            info.arch, interpreted=self.is_emulated, libraries=vendor.libraries
+            info.arch, torch_device=torch_device, interpreted=self.is_emulated, libraries=vendor.libraries
         )
 
     def own_runner(self, config: RunnerConfig) -> TorchRunner:

@@ -21,11 +21,16 @@ Libraries = Callable[[OpProvider, "TritonOps", str], Sequence[OpProvider]]
 
 
 def gpu_providers(
-    arch: str, *, interpreted: bool, libraries: Libraries | None = None
+    arch: str, *, torch_device: str, interpreted: bool, libraries: Libraries | None = None
 ) -> tuple[Sequence[OpProvider], Mapping[str, str]]:
-    """The providers for an architecture, and what the start log says of them. Imports triton."""
+    """The providers for an architecture, and what the start log says of them. Imports triton.
+
+    interpreted: by Triton's interpreter on this processor, where no library stands beside it.
+    """
     from headrace.kernels.triton.ops import TritonOps
     from headrace.kernels.triton.tuning import tuning_for
+
+    from .prompts import prompts_provider
 
     tuning = tuning_for(arch)
     kernels = TritonOps(tuning, wide_dot=interpreted)
@@ -44,8 +49,9 @@ def gpu_providers(
     about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
     triton = OpProvider(name="triton", ops=ops, declines=_declines, kv_dtypes=KV_DTYPES)
     states = OpProvider(name="torch-static", priority=45, ops=state_ops())
-    others = () if libraries is None or interpreted else libraries(triton, kernels, arch)
-    if others:
+    others: list[OpProvider] = []
+    if not interpreted:
+        others += [prompts_provider(triton, torch_device), *(libraries(triton, kernels, arch) if libraries else ())]
         about["libraries"] = " ".join(provider.name for provider in others)
     return (triton, states, *others), about
 
