@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from ..clock import Clock
 from ..errors import RequestError
-from ..models.spec import ModelSpec, Pooling, VisionSpec
+from ..models.spec import ModelSpec, Pooling
+from ..models.vision_spec import VisionSpec
 from ..runner.crossed import cross_keys
 from ..sampling.params import SamplingParams
 from ..sampling.validate import ProcessorFactories, validate_params

@@ -31,18 +31,21 @@ def attention(
         x = ops.scale(x, attn.in_scale)
     if attn.latent is not None:
         return _latent_attention(ops, attn, attn.latent, params, prefix, x, cos, sin, cache, group, batch)
-    num_heads, num_kv_heads, head_dim = attn.num_heads, attn.num_kv_heads, attn.head_dim
+    head_dim = attn.head_dim
     bias = params[f"{prefix}qkv_proj.bias"] if attn.qkv_bias else None
     qkv = ops.linear(x, params[f"{prefix}qkv_proj.weight"], bias)
     if adapted is not None:
         qkv = ops.add(qkv, adapted)
-    query_size = num_heads * head_dim * (2 if attn.gate_in_query else 1)
+    query_size, kv_size = attn.num_own_heads * head_dim, attn.num_own_kv_heads * head_dim
+    query_size *= 2 if attn.gate_in_query else 1
     num_own = 0 if attn.kv_layer >= 0 else 1 if attn.value_is_key else 2
-    own_sizes = (num_kv_heads * head_dim, num_kv_heads * (attn.v_head_dim or head_dim))[:num_own]
+    own_sizes = (kv_size, kv_size if not attn.v_head_dim else attn.num_kv_heads * attn.v_head_dim)[:num_own]
     query, *own = ops.split(qkv, (query_size, *own_sizes))  # and key, value
     if attn.gate_in_query:
         query, gate = ops.split(ops.split_heads(query, head_dim=2 * head_dim), (head_dim, head_dim))
         query, gate = ops.merge_heads(query), ops.merge_heads(gate)
+    if attn.difference:
+        query, own = _twice(ops, kv_size, query, *own)
     query = _prepare(ops, attn, params, f"{prefix}q_norm.", query, cos, sin)
     if num_own:
         key = _prepare(ops, attn, params, f"{prefix}k_norm.", own[0], cos, sin)
@@ -57,7 +60,9 @@ def attention(
     out = _paged(ops, attn, params, prefix, query, cache, group, batch, relative_bias)
     if attn.v_head_dim:
         out, _ = ops.split(out, (attn.v_head_dim, head_dim - attn.v_head_dim))
-    if not attn.gate_by_head:
+    if attn.difference:
+        out = _difference(ops, attn, params[f"{prefix}difference"], out)
+    elif not attn.gate_by_head:
         out = ops.merge_heads(out)
     if attn.gated:
         gate = ops.linear(x, params[f"{prefix}gate_proj.weight"])
@@ -67,11 +72,32 @@ def attention(
         out = ops.mul(out, ops.act(gate, activation=attn.gate_activation))
     if attn.gate_by_head:
         out = ops.merge_heads(out)
-    if attn.out_norm is not None:
+    if attn.out_norm is not None and not attn.difference:
         out = normalize(ops, attn.out_norm, params, f"{prefix}out_norm.", out)
     bias = params[f"{prefix}o_proj.bias"] if attn.o_bias else None
     out = ops.linear(out, params[f"{prefix}o_proj.weight"], bias)
     return (out if attn.out_scale == 1.0 else ops.scale(out, attn.out_scale)), cache
+
+
+def _twice(ops: OpTable, kv_size: int, query: Array, key: Array, value: Array) -> tuple[Array, list[Array]]:
+    """Rows of heads for differential attention: query, and key and value. All heads meet first the values of the
+    first half of KV heads, then those of the second half."""
+    first, second = ops.split(value, (kv_size // 2, kv_size // 2))
+    values = ops.concat((first, first, second, second))
+    return ops.concat((query, query)), [ops.concat((key, key)), values]
+
+
+def _difference(ops: OpTable, attn: AttentionSpec, minus_factor: Array, out: Array) -> Array:
+    """What `_twice` made of heads, [num_tokens, num_heads, head_dim], as their differences, each over both halves of
+    values, normalised and scaled: [num_tokens, num_heads / 2 * head_dim]."""
+    assert attn.out_norm is not None
+    quarter = attn.num_heads * attn.head_dim // 4
+    a, b, c, d = ops.split(ops.merge_heads(out), (quarter,) * 4)
+    first = ops.split_heads(ops.add(a, ops.mul(b, minus_factor)), head_dim=attn.head_dim)
+    second = ops.split_heads(ops.add(c, ops.mul(d, minus_factor)), head_dim=attn.head_dim)
+    pairs = ops.concat((first, second))
+    pairs = ops.rms_norm(pairs, None, eps=attn.out_norm.eps)
+    return ops.scale(ops.merge_heads(pairs), 1 - attn.difference)
 
 
 def _zeros(ops: OpTable, attn: AttentionSpec, key: Array) -> Array:
@@ -135,7 +161,9 @@ def _latent_attention(
 
     bias = params[f"{prefix}kv_a_proj.bias"] if latent.bias else None
     values, key = ops.split(ops.linear(x, params[f"{prefix}kv_a_proj.weight"], bias), (rank, rope_dim))
-    values = ops.split_heads(normalize(ops, latent.norm, params, f"{prefix}kv_a_norm.", values), head_dim=rank)
+    values = normalize(ops, latent.norm, params, f"{prefix}kv_a_norm.", values)
+    values = values if latent.kv_scale == 1.0 else ops.scale(values, latent.kv_scale)
+    values = ops.split_heads(values, head_dim=rank)
     key = ops.concat((values, _turn(ops, attn, ops.split_heads(key, head_dim=rope_dim), cos, sin)))
     cache = ops.write_kv(cache, key, key, batch.slot_mappings[group])
     out, _ = ops.split(_paged(ops, attn, params, prefix, query, cache, group, batch), (rank, rope_dim))

@@ -68,6 +68,11 @@ class HFConfig:
         return HFConfig({**self._values, **found}, file=self.file, spelled={**self._spelled, **spelled})
 
     @property
+    def values(self) -> Mapping[str, Any]:
+        """All keys as they stand."""
+        return MappingProxyType(self._values)
+
+    @property
     def model_type(self) -> str:
         """The family, as transformers names it."""
         return self.text("model_type")

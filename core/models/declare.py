@@ -25,12 +25,11 @@ from .spec import (
     MoeSpec,
     NormSpec,
     PoolerSpec,
-    ProjectorSpec,
     RopeSpec,
     SharedSpec,
-    VisionSpec,
 )
 from .time_mix import channel_mix_params, time_mix_params
+from .vision_spec import ProjectorSpec, VisionSpec
 
 
 def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
@@ -225,6 +224,12 @@ def _filled(shape: tuple[int, ...], value: float) -> npt.NDArray[np.float32]:
     return np.full(shape, value, np.float32)
 
 
+def _minus_factor(start: float, size: int, *vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The factor of differential attention, negative, [size]: of the products of two pairs of learned vectors."""
+    q1, k1, q2, k2 = vectors
+    return _filled((size,), -(np.exp(q1 @ k1) - np.exp(q2 @ k2) + start))
+
+
 def _rows(values: tuple[int, ...], size: int) -> npt.NDArray[np.float32]:
     """[len(values), size], each row of one value."""
     return np.repeat(np.asarray(values, np.float32)[:, None], size, axis=1)
@@ -302,10 +307,11 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
         return
     if layer.pre_norm and not layer.shared_norm:
         yield from leaves.norm(spec.norm, f"{prefix}.mlp_norm", hidden)
-    if layer.moe is None or layer.moe_beside:
+    has_both = layer.moe_beside or layer.moe_ahead
+    if layer.moe is None or has_both:
         yield from _mlp(layer.mlp, f"{prefix}.mlp", hidden)
     if layer.moe is not None:
-        yield from _moe(layer.moe, f"{prefix}.{'moe' if layer.moe_beside else 'mlp'}", hidden)
+        yield from _moe(layer.moe, f"{prefix}.{'moe' if has_both else 'mlp'}", hidden)
     if layer.moe_beside:
         for name in ("mlp_out_norm", "moe.router_norm", "moe_norm", "moe_out_norm"):
             yield from leaves.norm(spec.norm, f"{prefix}.{name}", hidden)
@@ -336,23 +342,26 @@ def _altup(altup: AltUpSpec, prefix: str, hidden_size: int, norm: NormSpec) -> I
 
 def _attention(attn: AttentionSpec, prefix: str, hidden_size: int, out_size: int = 0) -> Iterator[Param]:
     """out_size: of the output, if it is not that of the input."""
-    query_rows, kv_rows = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
-    out_rows, value_rows = (
-        heads * (attn.v_head_dim or attn.head_dim) for heads in (attn.num_heads, attn.num_kv_heads)
-    )
+    num_heads, num_kv_heads = attn.num_own_heads, attn.num_own_kv_heads
+    query_rows, kv_rows = num_heads * attn.head_dim, num_kv_heads * attn.head_dim
+    out_rows, value_rows = (heads * (attn.v_head_dim or attn.head_dim) for heads in (num_heads, num_kv_heads))
     rows = {"q_proj": query_rows * (2 if attn.gate_in_query else 1)}
     if attn.kv_layer < 0:
         rows |= {"k_proj": kv_rows} if attn.value_is_key else {"k_proj": kv_rows, "v_proj": value_rows}
-    yield from leaves.fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, attn.num_kv_heads)
+    yield from leaves.fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, num_kv_heads)
     if attn.qk_norm is not None:
-        yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.q_norm", attn.num_heads)
+        yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.q_norm", num_heads)
         if attn.kv_layer < 0:
-            yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.k_norm", attn.num_kv_heads)
+            yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.k_norm", num_kv_heads)
     yield from _position_biases(attn, prefix)
+    if attn.difference:
+        parts = tuple(Part(name=f"{prefix}.lambda_{name}", rows=attn.head_dim) for name in ("q1", "k1", "q2", "k2"))
+        combine = partial(_minus_factor, attn.difference, out_rows // 2)
+        yield Param(name=f"{prefix}.difference", shape=(out_rows // 2,), kind="vector", parts=parts, combine=combine)
     if attn.gated:
         gate_rows = attn.num_heads if attn.gate_by_head else out_rows
         yield from leaves.linear(f"{prefix}.gate_proj", gate_rows, hidden_size, "column", False)
-    if attn.out_norm is not None:
+    if attn.out_norm is not None and attn.out_norm.weight:
         yield from leaves.norm(attn.out_norm, f"{prefix}.out_norm", out_rows)
     yield from leaves.linear(f"{prefix}.o_proj", out_size or hidden_size, out_rows, "row", attn.o_bias)
 
@@ -533,13 +542,14 @@ def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
 
 def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     num_experts, size = moe.num_experts, moe.intermediate_size
+    num_scores = num_experts + moe.num_identities
     # A wrong expert is worse than a wrong digit, and these are small.
     yield from leaves.linear(
-        f"{prefix}.router", num_experts, hidden_size, "replicated", moe.router_bias, quantizable=False
+        f"{prefix}.router", num_scores, hidden_size, "replicated", moe.router_bias, quantizable=False
     )
     if moe.has_correction:
-        zeros = partial(_filled, (num_experts,), 0.0) if moe.may_lack_correction else None
-        yield Param(name=f"{prefix}.router.correction", shape=(num_experts,), kind="vector", compute=zeros)
+        zeros = partial(_filled, (num_scores,), 0.0) if moe.may_lack_correction else None
+        yield Param(name=f"{prefix}.router.correction", shape=(num_scores,), kind="vector", compute=zeros)
     expert_size = moe.latent_size or hidden_size
     up = ("gate_up_proj", ("gate_proj", "up_proj")) if moe.gated else ("up_proj", ("up_proj",))
     for name, pieces, rows, columns in ((*up, size, expert_size), ("down_proj", ("down_proj",), expert_size, size)):

@@ -9,7 +9,7 @@ from .altup import altup_layer, join_streams, make_streams
 from .attention import attention
 from .declare import rope_numbers
 from .encoder_decoder import cross_block, pass_gate
-from .feed_forward import dense_and_experts, feed_forward
+from .feed_forward import dense_and_experts, experts_of, feed_forward
 from .layer_inputs import finish_layer, layer_inputs
 from .mixer import States, mix, mix_channels
 from .norms import Params, add_and_normalize, dense, normalize, relative_bias
@@ -30,6 +30,7 @@ def decoder(
     residual = embeddings = _embed(ops, spec, params, kv, batch)
     inputs = layer_inputs(ops, spec, params, batch, embeddings)
     block: Array = None  # output of the last attention or feed-forward block, not yet added to the residual
+    ahead: Array = None  # output of a layer's experts that the next layer adds
     angles: list[tuple[Array, Array]] = []  # cosines and sines of each different rope
     caches: list[Array] = []
     states: list[States] = []
@@ -113,6 +114,9 @@ def decoder(
         else:
             block = feed_forward(ops, layer, params, f"{prefix}mlp.", x)
             block = pass_gate(ops, spec, params, i, "mlp", block, batch)
+        block, ahead = block if ahead is None else ops.add(block, ahead), None
+        if layer.moe is not None and layer.moe_ahead:
+            ahead = experts_of(ops, layer.moe, params, f"{prefix}moe.", x)
         if layer.post_norm:
             block = normalize(ops, spec.norm, params, f"{prefix}mlp_post_norm.", block)
         if layer.residual_scale != 1.0:

@@ -4,6 +4,7 @@ Defaults are those of transformers' config classes. A family that takes more tha
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 from ..errors import ModelError
 from ..weights.names import Stored
 from .config import NOTHING, HFConfig, flag, number
-from .latent import LATENT, latent_like
 from .llama_like import (
     FULL,
     SLIDING,
@@ -77,6 +77,11 @@ olmo2_like = partial(
 """Llama with norms after the blocks instead of before, and over all heads of query and key at once."""
 glm_like = partial(llama_like, rms_norm_eps=1.5625e-07, in_pairs=True, qkv_bias=flag("attention_bias", True))
 """Llama with biases on query, key and value, and rope in pairs; o_proj never has a bias."""
+GROWTH: Mapping[str, Any] = {
+    "temperature_scale": lambda config: config.rope_parameters().number("llama_4_scaling_beta", 0.0),
+    "temperature_length": lambda config: config.rope_parameters().size("original_max_position_embeddings"),
+}
+"""Queries that grow with the position, as the rotary parameters say."""
 _BIDIRECTIONAL = "{} asks for bidirectional attention (an embedding model); only causal is served"
 
 
@@ -279,6 +284,25 @@ def _hyperclovax(config: HFConfig) -> ModelSpec:
     return dataclasses.replace(spec, logit_scale=config.number("logits_scaling", 1.0))
 
 
+def _diffllama(config: HFConfig) -> ModelSpec:
+    spec = llama_like(config, rms_norm_eps=1e-5, **ATTN_FLAG)
+    attn = spec.layers[0].attn
+    if attn.num_kv_heads % 2:
+        raise ModelError(f"num_key_value_heads ({attn.num_kv_heads}) in {config.file} must be even")
+    attn = dataclasses.replace(
+        attn,
+        num_heads=2 * attn.num_heads,
+        num_kv_heads=2 * attn.num_kv_heads,
+        out_norm=NormSpec(eps=spec.norm.eps, weight=False),
+    )
+    starts = (0.8 - 0.6 * math.exp(-0.3 * i) for i in range(spec.num_layers))
+    layers = (
+        dataclasses.replace(layer, attn=dataclasses.replace(attn, difference=start))
+        for layer, start in zip(spec.layers, starts, strict=True)
+    )
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
 DENSE_FAMILIES: Mapping[str, Recipe] = {
     # Apertus: normalised heads and a plain feed-forward block with the xIELU activation.
     "apertus": recipe(_apertus, defaults=_APERTUS, **_APERTUS_NAMES),
@@ -324,6 +348,11 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
             ),
         ),
         layer_types=_first_of_four_is_full, rms_norm_eps=1e-5, mlp_bias=flag("mlp_bias"),
+    ),
+    # DiffLlama: Llama with differential attention, whose factor starts higher in later layers.
+    "diffllama": recipe(
+        _diffllama, defaults=dict(max_position_embeddings=2048),
+        tensors={f"attn.lambda_{name}": f"self_attn.lambda_{name}" for name in ("q1", "k1", "q2", "k2")},
     ),
     # ERNIE 4.5, dense: Llama with interleaved rope and one flag for all biases.
     "ernie4_5": recipe(
@@ -401,19 +430,6 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     ),
     # Llama 1 to 3.2, and what calls itself llama: SmolLM2, Yi, Vicuna and many more.
     "llama": recipe(defaults=dict(max_position_embeddings=2048), **FLAGS),
-    # MiniCPM3: latent attention whose rope turns halves, and multipliers on embeddings, blocks and logits.
-    "minicpm3": recipe(
-        latent_like,
-        defaults=dict(
-            max_position_embeddings=32768, tie_word_embeddings=True, kv_lora_rank=256, q_lora_rank=768,
-            qk_nope_head_dim=64, qk_rope_head_dim=32,
-            v_head_dim=lambda config: config.size("hidden_size") // config.size("num_attention_heads"),
-        ),
-        names=LATENT, rms_norm_eps=1e-5, pairs=flag("rope_interleave"), mlp_bias=flag("mlp_bias"),
-        layer=dict(residual_scale=lambda config: config.number("scale_depth", 1.4) / config.num_layers() ** 0.5),
-        embed_scale=number("scale_emb", 12.0),
-        logit_scale=lambda config: config.size("dim_model_base", 256) / config.size("hidden_size"),
-    ),
     # Ministral 3: Llama with YaRN, whose queries grow with the position: `llama_4_scaling_beta` among the rope
     # parameters says how fast.
     "ministral3": recipe(
@@ -425,10 +441,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
             ),
         ),
         layer_types=all_slide, rms_norm_eps=1e-5,
-        attn=dict(
-            temperature_scale=lambda config: config.rope_parameters().number("llama_4_scaling_beta", 0.0),
-            temperature_length=lambda config: config.rope_parameters().size("original_max_position_embeddings"),
-        ),
+        attn=GROWTH,
     ),
     # Mistral 7B, Nemo, Small, Ministral 8B: Llama, all layers of which slide unless `sliding_window` is null. An
     # absent key means 4096, as the class has it.
@@ -530,15 +543,6 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # VaultGemma: Gemma 2 without norms behind the blocks.
     "vaultgemma": recipe(
         _gemma2, defaults=_GEMMA2, names=dict(mlp_norm="pre_feedforward_layernorm"), post_norm=False,
-    ),
-    # Youtu-LLM: latent attention in a dense model.
-    "youtu": recipe(
-        latent_like,
-        defaults=dict(
-            max_position_embeddings=131072, tie_word_embeddings=True, kv_lora_rank=512, q_lora_rank=1536,
-            qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128,
-        ),
-        names=LATENT,
     ),
 }  # fmt: skip
 """model_type -> what sets it apart."""

@@ -8,8 +8,8 @@ from .spec import LayerSpec, MlpSpec, MoeSpec, NormSpec
 
 def feed_forward(ops: OpTable, layer: LayerSpec, params: Params, prefix: str, x: Array) -> Array:
     """The layer's feed-forward block of x: [num_tokens, hidden_size]; returns that shape."""
-    if layer.moe is not None:
-        return _moe(ops, layer.moe, params, prefix, x)
+    if layer.moe is not None and not layer.moe_ahead:
+        return experts_of(ops, layer.moe, params, prefix, x)
     return _mlp(ops, layer.mlp, params, prefix, x)
 
 
@@ -27,7 +27,7 @@ def dense_and_experts(
     dense = _mlp(ops, layer.mlp, params, f"{prefix}mlp.", x)
     dense = normalize(ops, norm, params, f"{prefix}mlp_out_norm.", dense)
     routed = normalize(ops, norm, params, f"{prefix}moe.router_norm.", residual)
-    experts = _moe(
+    experts = experts_of(
         ops,
         moe,
         params,
@@ -63,9 +63,11 @@ def _sparse(ops: OpTable, cut: Array, x: Array) -> Array:
     return ops.mul(above, ops.magnitude(x, centred=True))
 
 
-def _moe(
+def experts_of(
     ops: OpTable, moe: MoeSpec, params: Params, prefix: str, x: Array, router_input: Array | None = None
 ) -> Array:
+    """A mixture of experts of x: [num_tokens, hidden_size]; returns that shape. router_input: what is routed by, if
+    it is not x."""
     router_input = x if router_input is None else router_input
     bias = params[f"{prefix}router.bias"] if moe.router_bias else None
     logits = ops.cast(ops.linear(router_input, params[f"{prefix}router.weight"], bias), dtype="float32")
@@ -80,6 +82,8 @@ def _moe(
         num_groups_per_token=moe.num_groups_per_token,
         group_score=moe.group_score,
     )
+    if moe.num_identities:
+        weights, experts, share = ops.part_identities(weights, experts, num_experts=moe.num_experts)
     up = f"{prefix}experts.gate_up_proj" if moe.gated else f"{prefix}experts.up_proj"
     out = ops.grouped_experts(
         ops.linear(x, params[f"{prefix}latent_in.weight"]) if moe.latent_size else x,
@@ -96,6 +100,8 @@ def _moe(
     )
     if moe.latent_size:
         out = ops.linear(out, params[f"{prefix}latent_out.weight"])
+    if moe.num_identities:
+        out = ops.add(out, ops.mul(x, share))
     if moe.shared is not None:
         shared = _mlp(ops, moe.shared, params, f"{prefix}shared.", x)
         if moe.shared_gated:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from ..errors import ModelError
 from ..weights.names import Stored
 from .config import HFConfig
-from .spec import LayerSpec, MixerSpec, ModelSpec, NormSpec
+from .llama_like import read_activation
+from .spec import Activation, LayerSpec, MixerSpec, ModelSpec, NormSpec
 
 RECURRENT = ("linear_attention", "mamba", "conv")
 """Layer types that are no attention, as configs spell them."""
@@ -25,6 +26,7 @@ def read_mamba(config: HFConfig, norm: NormSpec | None = None, *, size: int = 0)
         num_heads=size or int(config.positive("mamba_expand") * hidden_size),
         head_dim=1,
         conv_width=config.size("mamba_d_conv"),
+        activation=_activation(config),
         state_size=config.size("mamba_d_state"),
         dt_rank=math.ceil(hidden_size / 16) if rank in ("auto", None) else config.size("mamba_dt_rank"),
         bias=bias,
@@ -50,6 +52,7 @@ def read_mamba2(config: HFConfig, norm: NormSpec | None) -> MixerSpec:
         num_heads=num_heads,
         head_dim=HFConfig({"mamba_d_head": dim}, file=config.file).size("mamba_d_head"),
         conv_width=config.size("mamba_d_conv"),
+        activation=_activation(config),
         num_key_heads=groups,
         state_size=config.size("mamba_d_state"),
         bias=bias,
@@ -73,11 +76,16 @@ def read_delta(config: HFConfig, norm: NormSpec) -> MixerSpec:
         num_heads=num_heads,
         head_dim=config.size("linear_value_head_dim"),
         conv_width=config.size("linear_conv_kernel_dim"),
+        activation=_activation(config),
         num_key_heads=num_key_heads,
         state_size=config.size("linear_key_head_dim"),
         conv_bias=False,
         norm=norm,
     )
+
+
+def _activation(config: HFConfig) -> Activation:
+    return read_activation(config.with_defaults(hidden_act="silu"), "hidden_act")
 
 
 def _read_limit(config: HFConfig) -> tuple[float, float]:

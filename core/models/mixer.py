@@ -194,7 +194,7 @@ def _lightning(
 ) -> tuple[Array, States]:
     """x: [num_tokens, n], query, key and value; inputs: of the mixer. A selective state space with steps of 1."""
     size = mixer.num_heads * mixer.head_dim
-    query, key, value = ops.split(ops.act(x, activation="silu"), (size, size, size))
+    query, key, value = ops.split(ops.act(x, activation=mixer.activation), (size, size, size))
     dt, _ = ops.split(x, (mixer.num_heads, 3 * size - mixer.num_heads))  # cut to 1, whatever it is
     y, state = _selective_scan(ops, mixer, params, prefix, (value, dt, key, query), states[0], rows, most)
     if mixer.norm is not None:
@@ -215,7 +215,7 @@ def _causal_conv(
     ops: OpTable, mixer: MixerSpec, params: Params, prefix: str, x: Array, state: Array, rows: Rows
 ) -> tuple[Array, Array]:
     bias = params[f"{prefix}conv.bias"] if mixer.conv_bias else None
-    activation: Activation | None = None if mixer.kind == "conv" else "silu"
+    activation: Activation | None = None if mixer.kind == "conv" else mixer.activation
     return ops.causal_conv(x, params[f"{prefix}conv.weight"], bias, state, *rows, activation=activation)
 
 

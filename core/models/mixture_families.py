@@ -23,7 +23,6 @@ from .dense_families import (
     root_of_size,
     with_windows,
 )
-from .latent import LATENT, latent_like
 from .llama_like import (
     FULL,
     SLIDING,
@@ -51,12 +50,6 @@ from .spec import MlpSpec, ModelSpec, MoeSpec, NormSpec
 
 _SIZED = partial(read_experts, size="intermediate_size")
 _CHOSEN: Mapping[str, Any] = {"renormalize": flag("norm_topk_prob")}
-_DEEPSEEK: Mapping[str, Any] = dict(
-    moe_intermediate_size=2048, n_shared_experts=1, n_routed_experts=256, routed_scaling_factor=2.5, kv_lora_rank=512,
-    q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128, n_group=8, topk_group=4,
-    num_experts_per_tok=8, num_nextn_predict_layers=1,
-)  # fmt: skip
-_DEEPSEEK_NAMES = {**EXPERTS, **SHARED_EXPERTS, **LATENT}
 _GRANITE = {"max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2}
 GRANITE_EXPERTS: Mapping[str, str | Stored] = {
     "mlp.router": "block_sparse_moe.router.layer",
@@ -76,27 +69,6 @@ def _granite_moe(config: HFConfig, base: Callable[..., ModelSpec] = granite_like
     if size:
         moe = dataclasses.replace(moe, shared=MlpSpec(intermediate_size=size, activation=moe.activation))
     return base(config, moe=moe, **ATTN_FLAG)
-
-
-def _deepseek_v2(config: HFConfig) -> ModelSpec:
-    method = config.text("topk_method", "greedy")
-    if method not in ("greedy", "group_limited_greedy"):
-        raise ModelError(f"topk_method in {config.file} must be greedy or group_limited_greedy, got {method!r}")
-    if method == "greedy":
-        config = config.replace(n_group=None, topk_group=None)
-    moe = read_deepseek_experts(config, score="softmax", has_correction=False, renormalize=False, group_score="max")
-    bias = config.boolean("mlp_bias", False)
-    if moe.shared is not None:
-        moe = dataclasses.replace(moe, shared=dataclasses.replace(moe.shared, bias=bias))
-    return latent_like(config, moe=moe, is_sparse=sparse_after, mlp_bias=bias)
-
-
-def _deepseek_v32(config: HFConfig) -> ModelSpec:
-    """Up to `index_topk` tokens the index names them all, and it is not read: that is how far the context goes."""
-    config = config.replace(rope_interleave=True, layer_types=None)
-    spec = latent_like(config, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=3))
-    longest = min(spec.max_position_embeddings, config.size("index_topk", 2048))
-    return dataclasses.replace(spec, max_position_embeddings=longest)
 
 
 def _dbrx(config: HFConfig) -> ModelSpec:
@@ -334,27 +306,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             layer="transformer.blocks.{i}.",
         ),
     ),
-    # DeepSeek-V2, V2-Lite and Coder-V2: latent attention, softmax experts that may be chosen in groups; weights of
-    # experts are never divided by their sum, as in transformers.
-    "deepseek_v2": recipe(
-        _deepseek_v2,
-        defaults=dict(
-            max_position_embeddings=2048, moe_intermediate_size=1407, n_shared_experts=2, n_routed_experts=64,
-            kv_lora_rank=512, q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128,
-        ),
-        names=_DEEPSEEK_NAMES,
-    ),
-    # DeepSeek-V3, R1, Kimi K2 (model_type deepseek_v3): latent attention, experts in groups with a correction. The
-    # layer that predicts a second token is left out.
-    "deepseek_v3": recipe(
-        latent_like, defaults=dict(**_DEEPSEEK, max_position_embeddings=4096), names=_DEEPSEEK_NAMES,
-        tensors=CORRECTION, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=3),
-    ),
-    # DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an index of the tokens that attention sees, `index_topk` at most.
-    "deepseek_v32": recipe(
-        _deepseek_v32, defaults=dict(**_DEEPSEEK, max_position_embeddings=163840), names=_DEEPSEEK_NAMES,
-        tensors=CORRECTION, ignore=(r"\.self_attn\.indexer\.",),
-    ),
     # dots.llm1: normalised heads, DeepSeek-V3's experts after the first dense layers.
     "dots1": recipe(
         defaults=dict(
@@ -424,17 +375,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_nextn_predict_layers=1,
         ),
         names=dict(**EXPERTS, **SHARED_EXPERTS), tensors=CORRECTION,
-    ),
-    # GLM-4.7-Flash: latent attention and DeepSeek-V3's experts; the first layer is dense unless listed otherwise.
-    "glm4_moe_lite": recipe(
-        latent_like,
-        defaults=dict(
-            max_position_embeddings=202752, moe_intermediate_size=1536, n_shared_experts=1, n_routed_experts=64,
-            routed_scaling_factor=1.8, kv_lora_rank=512, q_lora_rank=768, qk_rope_head_dim=64, v_head_dim=256,
-            qk_nope_head_dim=192, num_experts_per_tok=4, num_nextn_predict_layers=1,
-        ),
-        names=_DEEPSEEK_NAMES, tensors=CORRECTION, rms_norm_eps=1e-5, moe=read_deepseek_experts,
-        is_sparse=partial(sparse_after, default=1),
     ),
     # gpt-oss: attention sinks, biases everywhere, experts with a clamped gate, every other layer slides.
     "gpt_oss": recipe(

@@ -167,8 +167,11 @@ def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:
     shared = [i for i, layer in enumerate(spec.layers) if layer.attn.kv_layer >= 0]
     idle = [i for i, layer in enumerate(spec.layers) if layer == LayerSpec()]
     further = range(spec.num_layers, spec.num_layers + spec.num_further_layers)
+    moe = next((layer.moe for layer in spec.layers if layer.moe is not None and layer.moe.num_identities), None)
+    behind = () if moe is None else range(moe.num_experts, moe.num_experts + moe.num_identities)
     unread = [(shared, r"self_attn\.([kv]_norm|[kv]_proj)\."), (idle, ""), (further, "")]
     ignore = [rf"\blayers\.({'|'.join(map(str, layers))})\.{what}" for layers, what in unread if layers]
+    ignore += [rf"\.experts\.({'|'.join(map(str, behind))})\."] if behind else []  # of experts without any
     return dataclasses.replace(names, ignore=(*names.ignore, *ignore))
 
 

@@ -58,6 +58,8 @@ class Param:
     unit_rows: bool = False
     """divide each stored row by its length"""
     compute: Callable[[], npt.NDArray[np.float32]] | None = None
+    combine: Callable[..., npt.NDArray[np.float32]] | None = None
+    """makes the values, [*shape], of those of the parts, each float32, instead of stacking them"""
 
     @property
     def num_elements(self) -> int:

@@ -16,13 +16,20 @@ from .config import HFConfig
 from .dense_families import DENSE_FAMILIES
 from .encoder_families import ENCODER_FAMILIES
 from .gpt_families import GPT_FAMILIES
+from .latent_families import LATENT_FAMILIES
 from .mixture_families import MIXTURE_FAMILIES
 from .recipes import Recipe
 from .spec import ModelSpec
 from .vision_families import SEES_AHEAD, add_images, reads_images, vision_names
 from .wrappers import WRAPPERS, text_config, text_names
 
-RECIPES: Mapping[str, Recipe] = {**DENSE_FAMILIES, **ENCODER_FAMILIES, **GPT_FAMILIES, **MIXTURE_FAMILIES}
+RECIPES: Mapping[str, Recipe] = {
+    **DENSE_FAMILIES,
+    **ENCODER_FAMILIES,
+    **GPT_FAMILIES,
+    **LATENT_FAMILIES,
+    **MIXTURE_FAMILIES,
+}
 """Families that are entries of tables."""
 
 

@@ -5,9 +5,12 @@ means "as in Llama".
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from .params import Param
+
+if TYPE_CHECKING:
+    from .vision_spec import VisionSpec
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "softplus"]
 RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
@@ -82,6 +85,8 @@ class LatentSpec:
     v_head_dim: int
     norm: NormSpec
     """normalises both latents"""
+    kv_scale: float = 1.0
+    """multiplies the normalised latent of keys and values (LongCat)"""
     bias: bool = False
     """biases on the projections into the latents"""
 
@@ -127,6 +132,9 @@ class AttentionSpec:
     """normalises all heads' output as one vector before o_proj"""
     v_head_dim: int = 0
     """values of a head that its value has, if they are fewer than head_dim; the cache holds zeros for the others"""
+    difference: float = 0.0
+    """differential attention (Ye et al. 2024): heads of the second half are taken, times a learned factor that starts
+    at this, from those of the first, over values of two heads; the cache holds keys and values twice"""
     temperature_scale: float = 0.0
     """queries grow by 1 + temperature_scale * log(1 + floor((position + temperature_shift) / temperature_length))"""
     temperature_length: int = 1
@@ -147,6 +155,16 @@ class AttentionSpec:
     """of an encoder of images: rows that are padding are seen by all others, and do not see each other (Llama 3.2)"""
     latent: LatentSpec | None = None
     """head_dim is then that of the cache, kv_lora_rank + qk_rope_head_dim, of one KV head"""
+
+    @property
+    def num_own_heads(self) -> int:
+        """Heads that q_proj gives."""
+        return self.num_heads // 2 if self.difference else self.num_heads
+
+    @property
+    def num_own_kv_heads(self) -> int:
+        """Heads that k_proj and v_proj give."""
+        return self.num_kv_heads // 2 if self.difference else self.num_kv_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +241,8 @@ class MoeSpec:
     """a group's score: its best expert's, or the sum of its best two"""
     gated: bool = True
     """experts are down(act(gate(x)) * up(x)), else down(act(up(x)))"""
+    num_identities: int = 0
+    """experts behind the others that give back what they read (LongCat)"""
     latent_size: int = 0
     """experts read and write a projection of x of this size; 0: x itself"""
     router_bias: bool = False
@@ -262,6 +282,8 @@ class MixerSpec:
     head_dim: int
     """values of a head; mamba, conv, wkv: 1, every channel is a head"""
     conv_width: int = 4
+    activation: Activation = "silu"
+    """behind the convolution; lightning: of query, key and value"""
     num_key_heads: int = 1
     """groups of heads that share what is written and read by"""
     state_size: int = 0
@@ -337,6 +359,8 @@ class LayerSpec:
     """takes the place of mlp"""
     moe_beside: bool = False
     """moe reads the residual beside mlp, between norms of its own, instead (Gemma 4)"""
+    moe_ahead: bool = False
+    """moe reads what mlp reads, instead, and its output is added behind the next layer (LongCat)"""
     has_scalar: bool = False
     """the residual is multiplied by a learned number behind the layer"""
     laurel_rank: int = 0
@@ -407,20 +431,6 @@ class PoolerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProjectorSpec:
-    """From what an encoder says of patches to rows as wide as the decoder: squares of patches become one row each."""
-
-    dense: tuple[DenseSpec, ...]
-    """behind the merging"""
-    patch_norm: NormSpec | None = None
-    """of each patch"""
-    is_mean: bool = False
-    """a row is the mean of its patches; else they stand side by side"""
-    norm: NormSpec | None = None
-    """of each row"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AltUpSpec:
     """Alternating updates (Baykal et al. 2023): several residual streams, of which one passes each layer, while the
     others follow it by factors that the layer computes for each token."""
@@ -430,70 +440,6 @@ class AltUpSpec:
     """the stream that passes layers"""
     scales_output: bool = True
     """what is read of the active stream behind a layer is multiplied by learned numbers"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionSpec:
-    """What turns images into rows that stand in a prompt in the place of token embeddings.
-
-    An image is one tile or several, of patches of encoder.num_features numbers each.
-    """
-
-    encoder: "ModelSpec"
-    """reads patches; its parameters begin with "vision." """
-    projector: ProjectorSpec
-    image_token_id: int
-    """what stands in a prompt where a row goes"""
-    patch_size: int
-    """pixels along each side"""
-    merge: int = 1
-    """patches along each side of the square that becomes one row"""
-    patch_bias: bool = True
-    has_class: bool = False
-    """a learned row stands before the patches of a tile; it takes part, and is left out in the end"""
-    class_last: bool = False
-    """it has the last one of the learned positions, not the first"""
-    first_place: int = 0
-    """the row and column, as ropes turn by them, of the first patch; those of the learned row are 0"""
-    has_newline: bool = False
-    """a learned row stands behind each line of rows where an image is put together from tiles"""
-    resolutions: tuple[tuple[int, int], ...] = ()
-    """(height, width) in pixels that an image is cut into tiles at, the best one for its shape (LLaVA-NeXT)"""
-    max_tiles: int = 0
-    """where an image has the rows of more tiles than these, as many as these have are interpolated; 0 has no end"""
-    frames: int = 1
-    """times that a patch holds an image, as if it were a film"""
-    window: int = 0
-    """pixels along each side of the windows that in_window layers see"""
-    patch_norm: NormSpec | None = None
-    """of patches, before positions are added"""
-    num_corners: int = 0
-    """rows of a learned embedding of a square of positions, of which a patch mixes the four nearest; 0 has none"""
-    is_bicubic: bool = False
-    """it mixes the sixteen nearest"""
-    second: "ModelSpec | None" = None
-    """reads what the encoder gives, and its own position embedding for each tile (Llama 3.2); its parameters begin
-    with "second." """
-    joined: tuple[int, ...] = ()
-    """layers of the encoder whose outputs stand beside the last one's, in the projector's input"""
-    tile_shapes: tuple[tuple[int, int], ...] = ()
-    """rows and columns of tiles that an image may have. Each image has max_tiles then, the last of which may be
-    padding; rows are read by the decoder's cross attention, and a token stands in a prompt where an image goes"""
-    taps: tuple[tuple[int, ProjectorSpec], ...] = ()
-    """(layer of the encoder, projector): what is added behind the decoder's first layers (Qwen3-VL)"""
-    sight: Literal["past", "image", "prompt"] = "past"
-    """what a token of an image sees besides those before it: the rest of its image, or of the prompt, all tokens of
-    which then do, images or not"""
-
-    @property
-    def num_row_parts(self) -> int:
-        """Rows as wide as the decoder that are kept for each place in a prompt."""
-        return 1 + len(self.taps)
-
-    @property
-    def is_crossed(self) -> bool:
-        """Images are read by cross attention, instead of in the places of tokens."""
-        return bool(self.tile_shapes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,7 +471,7 @@ class ModelSpec:
     cross attention to what `encoder` makes of another input"""
     encoder: "ModelSpec | None" = None
     """reads the other input; its parameters begin with "encoder." """
-    vision: VisionSpec | None = None
+    vision: "VisionSpec | None" = None
     """reads the images of a prompt"""
     num_features: int = 0
     """of an encoder that reads frames of so many numbers, such as a mel spectrogram, instead of tokens"""

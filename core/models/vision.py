@@ -9,7 +9,8 @@ from ..stages import Array, EncoderBatch, ForwardBatch, KVCaches
 from .encoder import encoder
 from .encoder_decoder import write_cross
 from .norms import Params, dense, normalize
-from .spec import ModelSpec, ProjectorSpec, VisionSpec
+from .spec import ModelSpec
+from .vision_spec import ProjectorSpec, VisionSpec
 
 
 def encode_images(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, batch: EncoderBatch) -> KVCaches:

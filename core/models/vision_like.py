@@ -11,16 +11,8 @@ from .bert_like import biased_layer, read_head_dim
 from .config import HFConfig
 from .llama_like import replace_attention, replace_layers, replace_mlp, with_biases
 from .name_tables import name_table
-from .spec import (
-    Activation,
-    DenseSpec,
-    LayerSpec,
-    ModelSpec,
-    NormSpec,
-    ProjectorSpec,
-    RopeSpec,
-    VisionSpec,
-)
+from .spec import Activation, DenseSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from .vision_spec import ProjectorSpec, VisionSpec
 from .wrappers import text_config
 
 Entries = Mapping[str, str | Stored]

@@ -9,8 +9,9 @@ from ..weights.names import Stored
 from .config import HFConfig
 from .families.mllama_text_model import NUM_EXTRA_TOKENS
 from .llama_like import replace_attention, replace_layers
-from .spec import NO_ATTENTION, CrossSpec, LayerSpec, ModelSpec, NormSpec, VisionSpec
+from .spec import NO_ATTENTION, CrossSpec, LayerSpec, ModelSpec, NormSpec
 from .vision_like import VIT_NAMES, VisionFamily, image_token, projector, vision_config, vision_entries, vit
+from .vision_spec import VisionSpec
 
 _TOWER = "vision_tower."
 _PLACES = f"{_TOWER}gated_positional_embedding."

@@ -8,8 +8,9 @@ from ..weights.names import Stored
 from .bert_like import read_head_dim
 from .config import HFConfig
 from .llama_like import read_activation, replace_attention, replace_mlp, with_biases
-from .spec import DenseSpec, ModelSpec, NormSpec, ProjectorSpec, VisionSpec
+from .spec import DenseSpec, ModelSpec, NormSpec
 from .vision_like import Entries, VisionFamily, grid_rope, projector, vision_config, vision_entries, vit
+from .vision_spec import ProjectorSpec, VisionSpec
 
 _IMAGE_TOKENS = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), 248056),

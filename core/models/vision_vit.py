@@ -8,7 +8,7 @@ from ..weights.names import Stored
 from .bert_like import read_head_dim
 from .config import HFConfig
 from .llama_like import read_activation, replace_attention
-from .spec import DenseSpec, ModelSpec, NormSpec, ProjectorSpec, VisionSpec
+from .spec import DenseSpec, ModelSpec, NormSpec
 from .vision_like import (
     VIT_NAMES,
     Entries,
@@ -21,6 +21,7 @@ from .vision_like import (
     vision_entries,
     vit,
 )
+from .vision_spec import ProjectorSpec, VisionSpec
 from .wrappers import text_config
 
 

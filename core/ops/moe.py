@@ -65,6 +65,17 @@ def route_experts(
     return weights * weight_scale, experts.to(torch.int32)
 
 
+def part_identities(weights: Array, experts: Array, *, num_experts: int) -> tuple[Array, Array, Array]:
+    """Takes experts that give back their input, those from num_experts on, out of what `route_experts` chose.
+
+    Returns (weights, experts, share): expert 0 with weight 0 in the place of each of them, for `grouped_experts`, and
+    the sum of their weights for each token, float32 [num_tokens, 1].
+    """
+    is_identity = experts >= num_experts
+    share = (weights * is_identity).sum(-1, keepdim=True)
+    return weights.masked_fill(is_identity, 0.0), experts.masked_fill(is_identity, 0), share
+
+
 def grouped_experts(
     x: Array,
     weights: Array,

@@ -35,6 +35,7 @@ class OpTable:
     # stacked weights: experts and heads
     pack_stacked = staticmethod(moe.pack_stacked)
     route_experts = staticmethod(moe.route_experts)
+    part_identities = staticmethod(moe.part_identities)
     grouped_experts = staticmethod(moe.grouped_experts)
     absorb_keys = staticmethod(moe.absorb_keys)
     expand_values = staticmethod(moe.expand_values)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..models.spec import VisionSpec
+from ..models.vision_spec import VisionSpec
 from ..stages import CrossSpan, EncoderBatch, EncoderInput, ImageInput, IntArray
 
 

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from ..kv.groups import cross_group
 from ..kv.images import MAX_PATCHES
-from ..models.spec import ModelSpec, VisionSpec
+from ..models.spec import ModelSpec
+from ..models.vision_spec import VisionSpec
 from ..platform import RunnerConfig
 from ..stages import EncoderBatch, FloatArray, IntArray, KeptImage, NewRequest
 from ..weights.source import DTYPE_BYTES

@@ -88,6 +88,8 @@ def _why_whole(spec: ModelSpec) -> str:
         return "its attention has a learned bias by distance"
     if any(layer.shared is not None for layer in spec.layers):
         return "its layers share a block"
+    if any(layer.attn.difference for layer in spec.layers):
+        return "its heads are taken from each other"
     if any(layer.attn.qk_norm is not None and layer.attn.qk_norm_over == "all" for layer in spec.layers):
         return "it normalises the values of all heads together"
     return ""

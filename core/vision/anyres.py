@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..models.spec import VisionSpec
+from ..models.vision_spec import VisionSpec
 from ..stages import FloatArray, IntArray
 
 NEWLINE = -1

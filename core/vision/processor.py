@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError, RequestError
-from ..models.spec import VisionSpec
+from ..models.vision_spec import VisionSpec
 from ..stages import FloatArray, ImageInput, IntArray
 from ..text.tokenizer import Tokenizer
 from .anyres import rows_of_tiles

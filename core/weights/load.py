@@ -114,6 +114,9 @@ class CheckpointParams:
             if item.param.unit_rows:
                 tensor = _with_unit_rows(tensor)
             tensors.append(tensor)
+        if item.param.combine is not None:
+            data = np.asarray(item.param.combine(*map(to_float32, tensors)), np.float32)
+            return (HostTensor(name=item.param.name, dtype="float32", shape=data.shape, data=data),)
         return tuple(tensors)
 
 

@@ -70,11 +70,13 @@ class NameTable:
     entries: canonical template -> stored name or Stored; a fused parameter may be listed whole, by its parts,
     or both, and the checkpoint decides. base_prefix: checkpoints of the bare backbone lack it. ignore: regular
     expressions of names, renamed if need be, that carry nothing we need (buffers, a copy of a tied head).
+    layers_of_one: so many layers are one of the checkpoint's, whose number `{i}` is then; `{k}` is which of them.
     adds_one: the file holds plus_one norms with the one already added (GGUF). renames: (regular expression,
     replacement) pairs that turn the stored names of older files into those of the entries.
     """
 
     entries: Mapping[str, str | Stored]
+    layers_of_one: int = 1
     base_prefix: str = "model."
     ignore: tuple[str, ...] = field(default=(r"rotary_emb\.inv_freq$",))
     adds_one: bool = False
@@ -91,6 +93,9 @@ class NameTable:
             return None
         stored = entry if isinstance(entry, Stored) else Stored(name=entry)
         names = (stored.name, stored.scaled_by, *stored.also)
+        if indices and self.layers_of_one > 1:
+            layer, which = divmod(int(indices[0]), self.layers_of_one)
+            indices[0], names = str(layer), tuple(name.replace("{k}", str(which)) for name in names)
         for place, index in zip("ij", indices, strict=False):
             names = tuple(name.replace(f"{{{place}}}", index) for name in names)
         return replace(

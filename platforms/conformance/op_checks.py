@@ -13,7 +13,7 @@ from headrace.core.weights.dequantize import to_float32
 from headrace.core.weights.quantize import CODES, FP8, INT4, INT8, INT8_GROUPS, quantize_rows
 from headrace.core.weights.source import HostTensor
 
-from . import sampling_cases, state_cases
+from . import expert_cases, sampling_cases, state_cases
 from .registry import DTYPES, Failed, Subject, add_check, need_definitions
 from .values import LONG_SUMS, ROWS, Case, HostArray, Rng, Value, normal, normal32, whole
 
@@ -189,34 +189,6 @@ def _log_growth(rng: Rng) -> Iterator[Case]:
             yield Case(f"length {length}, shift {shift}", [positions], kwargs, exact_inputs=True)
 
 
-def _route_experts(rng: Rng) -> Iterator[Case]:
-    for rows in ROWS:
-        logits, correction = normal32(rng, rows, 16), normal32(rng, 16)
-        for what, more, kwargs in (
-            ("softmax", (), {"num_experts_per_token": 4}),
-            ("softmax as it is", (), {"num_experts_per_token": 4, "renormalize": False, "weight_scale": 2.5}),
-            ("sigmoid", (correction,), {"num_experts_per_token": 3, "score": "sigmoid"}),
-            ("sparsemixer", (), {"num_experts_per_token": 2, "score": "sparsemixer"}),
-            (
-                "groups by two",
-                (correction,),
-                {
-                    "num_experts_per_token": 3,
-                    "score": "sigmoid",
-                    "num_groups": 4,
-                    "num_groups_per_token": 2,
-                    "weight_scale": 2.5,
-                },
-            ),
-            (
-                "groups by one",
-                (),
-                {"num_experts_per_token": 3, "num_groups": 4, "num_groups_per_token": 2, "group_score": "max"},
-            ),
-        ):
-            yield Case(f"{what}, {rows} tokens", [logits, *more], kwargs, exact_inputs=True)
-
-
 def _encoder_attention(rng: Rng) -> Iterator[Case]:
     for heads, kv_heads, lengths in ((2, 2, (1,)), (4, 2, (7, 0, 70)), (3, 1, (33, 1, 2))):
         tokens, starts = sum(lengths), whole(np.cumsum([0, *lengths]))
@@ -286,7 +258,8 @@ _BY_DTYPE: dict[str, Callable[[Rng], Iterator[Case]]] = {
 _FLOAT32: dict[str, Callable[[Rng], Iterator[Case]]] = {
     "rotary_angles": _rotary_angles,
     "log_growth": _log_growth,
-    "route_experts": _route_experts,
+    "part_identities": expert_cases.part_identities,
+    "route_experts": expert_cases.route_experts,
     "apply_token_mask": sampling_cases.apply_token_mask,
     "add_logit_bias": sampling_cases.add_logit_bias,
     "apply_penalties": sampling_cases.apply_penalties,

@@ -62,7 +62,7 @@ def test_our_devices_pass_all_of_it(plugins: Plugins, device: str) -> None:
     unsupported = {f"ops.{op}.{dtype}" for op in ops for dtype in DTYPES}
     unsupported |= {"model.run_ahead", "model.warm", "model.recorded"}  # what their steps have no need of
     if device == "cpu" and has_native_kernels():
-        unsupported |= {"ranks.tokens", "ranks.collectives"}
+        unsupported |= {"ranks.tokens", "ranks.collectives", "ops.part_identities"}
     assert {result.name for result in results if result.outcome == "unsupported"} == unsupported
 
 
@@ -342,6 +342,12 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ),
     ("causal_conv", _starts_from_nothing, "ops.causal_conv.float32", "error"),
     ("selective_scan", _keeps_a_state_too_many, "ops.selective_scan.float32", "error"),
+    (
+        "part_identities",
+        lambda w, e, *, num_experts: OpTable.part_identities(w, e, num_experts=num_experts + 1),
+        "ops.part_identities",
+        "error",
+    ),
     ("gate", lambda x, g: OpTable.gate(x, g.tanh()), "ops.gate.float32", "error"),
     ("mul", lambda x, y: x * y.mean(), "ops.mul.float32", "error"),
     ("clamp", lambda x, *, limit: x.clamp(max=limit), "ops.clamp.float32", "error"),

@@ -25,6 +25,28 @@ PUBLISHED_RECENT: Mapping[str, Config] = {
         moe_intermediate_size=2048, n_group=8, topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=True,
         first_k_dense_replace=1, moe_layer_freq=1, rope_scaling={**_YARN_40, "factor": 32}, rope_theta=10000,
     ),
+    "longcat_flash_chat": {
+        "model_type": "longcat_flash", "attention_bias": False, "vocab_size": 131072, "hidden_size": 6144,
+        "num_layers": 28, "num_attention_heads": 64, "ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048,
+        "n_routed_experts": 512, "zero_expert_num": 256, "zero_expert_type": "identity", "moe_topk": 12,
+        "routed_scaling_factor": 6.0, "router_bias": False, "kv_lora_rank": 512, "q_lora_rank": 1536,
+        "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True, "attention_method": "MLA", "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000000.0, "torch_dtype": "bfloat16",
+    },
+    "diffllama_0_3b": _model(
+        "diffllama", (48588, 1024, 4096, 12, 32, 8, 2048), hidden_act="silu", rms_norm_eps=1e-5, rope_theta=10000.0,
+        lambda_std_dev=0.1, tie_word_embeddings=False,
+    ),
+    "mistral_small_4": _model(
+        "mistral4", (131072, 4096, 12288, 36, 32, 32, 1048576), moe_intermediate_size=2048, n_routed_experts=128,
+        n_shared_experts=1, num_experts_per_tok=4, kv_lora_rank=256, q_lora_rank=1024, qk_rope_head_dim=64,
+        qk_nope_head_dim=64, v_head_dim=128, first_k_dense_replace=0, norm_topk_prob=True, rms_norm_eps=1e-6,
+        rope_parameters={
+            "type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192,
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    ),
     "apertus_1_5_8b_sizes": _model(
         "apertus1p5_text", (266752, 4096, 21504, 32, 32, 8, 65536), hidden_act="xielu", output_vocab_size=131272,
         rope_parameters={

@@ -50,7 +50,16 @@ COMPASS: Mapping[str, Any] = {
         "full_attention": None,
     },
 }  # fmt: skip
+YARN: Mapping[str, Any] = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0,
+}  # fmt: skip
+LONGCAT: Mapping[str, Any] = {
+    "num_layers": 2, "zero_expert_num": 4, "num_key_value_heads": 4, "head_dim": 8, "expert_ffn_hidden_size": 32,
+    "moe_topk": 4,
+}  # fmt: skip
 RECENT_CASES = (
+    Case("longcat_flash", "longcat_flash", LONGCAT),
+    Case("diffllama", "diffllama", {"head_dim": 24}),
     Case("axk1", "axk1", {"num_key_value_heads": 4, "mlp_layer_types": SPARSE}),
     Case("apertus1p5", "apertus1p5_text", {"tie_word_embeddings": False}),
     Case("cohere_compass", "cohere_compass_text", {**COMPASS, "logit_scale": 0.5}),
@@ -85,6 +94,8 @@ RECENT_CASES = (
     Case("gemma3n", "gemma3n_text", GEMMA3N),
 )
 RECENT_FLAGS = (
+    Case("longcat_flash_yarn", "longcat_flash", {**LONGCAT, "rope_parameters": YARN, "zero_expert_num": 0}),
+    Case("diffllama_biases", "diffllama", {"attention_bias": True, "num_key_value_heads": 4}),
     Case(
         "phi4_multimodal",
         "phi4_multimodal",

@@ -135,5 +135,13 @@ RECURRENT_FLAGS = (
         {"attention_hidden_size": 48, "intermediate_size": None, "rescale_every": 0, "tie_word_embeddings": True},
         has_sdpa=False,
     ),
+    *(
+        Case(f"{case.name}_gelu", case.model_type, {**case.config, "hidden_act": "gelu"}, has_sdpa=False)
+        for case in RECURRENT_CASES
+        if case.name in ("mamba", "mamba2", "jamba", "bamba", "qwen3_next", "minimax")
+    ),
+    Case("nemotron_h_gelu", "nemotron_h", {**NEMOTRON_H, "mamba_hidden_act": "gelu", "tie_word_embeddings": True}),
+    Case("minimax_window", "minimax", {**HYBRID, **MINIMAX, "sliding_window": 6}),
+    Case("kimi_linear_untied", "kimi_linear", {**KIMI, "tie_word_embeddings": True}),
     Case("lfm2_moe_plain", "lfm2_moe", {**CONV, "use_expert_bias": False, "norm_topk_prob": False}),
 )

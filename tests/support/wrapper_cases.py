@@ -42,6 +42,12 @@ MROPE: Mapping[str, Any] = {
     "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True,
 }  # fmt: skip
 HALF_MROPE = {**MROPE, "mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+MISTRAL4: Mapping[str, Any] = {
+    "num_key_value_heads": 4, "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "rope_theta": 10000.0,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+    },
+}  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 24}  # no square matrices, whose orientation could not be seen
 GEMMA3: Mapping[str, Any] = {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20, "layer_types": None}
 GEMMA4: Mapping[str, Any] = {
@@ -78,6 +84,7 @@ WRAPPER_CASES = (
     WrapperCase("video_llava", "llama"),
     WrapperCase("mistral3", "mistral", {"sliding_window": None}),
     WrapperCase("mistral3", "ministral3", {}, {"tie_word_embeddings": False}, name="ministral3"),
+    WrapperCase("mistral3", "mistral4", MISTRAL4, name="mistral4"),
     WrapperCase("idefics2", "mistral", {"sliding_window": None}),
     WrapperCase("idefics3", "llama"),
     WrapperCase("smolvlm", "llama", {"tie_word_embeddings": True}, {"tie_word_embeddings": True}),

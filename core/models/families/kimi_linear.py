@@ -42,6 +42,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
         num_experts_per_tok=8, routed_scaling_factor=2.446, n_shared_experts=1, q_lora_rank=None, kv_lora_rank=512,
         qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
     )  # fmt: skip
+    config = config.replace(tie_word_embeddings=False)  # whatever it says
     linear = HFConfig(config.mapping("linear_attn_config"), file=f"linear_attn_config of {config.file}")
     num_heads = linear.size("num_heads", config.size("linear_num_heads", 32))
     head_dim = linear.size("head_dim", config.size("linear_head_dim", 128))

@@ -5,7 +5,7 @@ import dataclasses
 from ...weights.names import Stored
 from ..config import HFConfig
 from ..hybrids import recurrent_layers
-from ..llama_like import llama_like
+from ..llama_like import all_slide, llama_like, read_activation
 from ..mixtures import read_experts, replace_with_experts
 from ..name_tables import BLOCK_SPARSE_EXPERTS, llama_names
 from ..spec import LayerSpec, MixerSpec, ModelSpec, NormSpec
@@ -27,15 +27,16 @@ def to_spec(config: HFConfig) -> ModelSpec:
     """Lower layers forget faster; each kind of block has a factor of its output and one of the stream."""
     config = config.with_defaults(
         num_key_value_heads=8, max_position_embeddings=131072, hidden_act="silu", rope_theta=1000000.0,
-        num_local_experts=8, num_experts_per_tok=2,
+        num_local_experts=8, num_experts_per_tok=2, sliding_window=None,
     )  # fmt: skip
-    spec = llama_like(config, rms_norm_eps=1e-5)
+    spec = llama_like(config, rms_norm_eps=1e-5, layer_types=all_slide)
     moe = read_experts(config, size="intermediate_size", weight_scale=config.number("mlp_beta_factor", 1.0))
     spec, attn, num_layers = replace_with_experts(spec, moe), spec.layers[0].attn, spec.num_layers
     is_linear = recurrent_layers(config, "layer_types") or [i % 2 == 1 for i in range(num_layers)]
     mixer = MixerSpec(
         kind="lightning",
         num_heads=attn.num_heads,
+        activation=read_activation(config, "hidden_act"),
         head_dim=attn.head_dim,
         num_key_heads=attn.num_heads,
         state_size=attn.head_dim,

@@ -47,6 +47,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
         or tuple(config.text("hybrid_override_pattern", "ME*-"))
     )
     kinds = [_KINDS.get(kind, kind) for kind in listed]
+    config = config.replace(tie_word_embeddings=False)  # whatever it says
     config = config.replace(num_hidden_layers=len(kinds), rms_norm_eps=config.number("layer_norm_epsilon", 1e-5))
     config = config.with_defaults(
         num_key_value_heads=8, head_dim=128, max_position_embeddings=4096, hidden_act="silu", mlp_hidden_act="relu2",
@@ -68,9 +69,8 @@ def to_spec(config: HFConfig) -> ModelSpec:
         bias=config.boolean("mlp_bias", False),
     )
     norm = NormSpec(eps=spec.norm.eps)
-    mixer = dataclasses.replace(
-        read_mamba2(config, norm), dt_limit=(config.number("time_step_min", 0.001), float("inf"))
-    )
+    mixer = read_mamba2(config.replace(hidden_act=config.text("mamba_hidden_act", "silu")), norm)
+    mixer = dataclasses.replace(mixer, dt_limit=(config.number("time_step_min", 0.001), float("inf")))
     layers = {
         "mamba": LayerSpec(mixer=mixer),
         "attention": LayerSpec(attn=spec.layers[0].attn),

@@ -48,7 +48,8 @@ def to_spec(config: HFConfig) -> ModelSpec:
         config = config.replace(max_position_embeddings=16384)
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads", 32)
     limit = (config.number("time_step_min", 0.001), float("inf"))
-    mixer = dataclasses.replace(read_mamba2(config.replace(mamba_conv_bias=True), NormSpec(eps=1e-5)), dt_limit=limit)
+    mixer = read_mamba2(config.replace(mamba_conv_bias=True, hidden_act="silu"), NormSpec(eps=1e-5))
+    mixer = dataclasses.replace(mixer, dt_limit=limit)
     head_dim = 2 * hidden_size // num_heads
     attn = AttentionSpec(
         num_heads=num_heads,

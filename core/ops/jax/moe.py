@@ -62,6 +62,14 @@ def route_experts(
     return weights * weight_scale, experts.astype(jnp.int32)
 
 
+@compiled("num_experts")
+def part_identities(weights: Array, experts: Array, *, num_experts: int) -> tuple[Array, Array, Array]:
+    """(weights, experts, share float32 [num_tokens, 1]) without experts from num_experts on."""
+    is_identity = experts >= num_experts
+    share = jnp.where(is_identity, weights, 0.0).sum(-1, keepdims=True)
+    return jnp.where(is_identity, 0.0, weights), jnp.where(is_identity, 0, experts), share
+
+
 @compiled("activation", "clamp", "scale_input", "gated", "partial")
 def grouped_experts(
     x: Array,
@@ -173,4 +181,4 @@ def _sparsemixer(logits: Array, num_experts_per_token: int) -> tuple[Array, Arra
     return jnp.concatenate(weights, -1), jnp.concatenate(experts, -1).astype(jnp.int32)
 
 
-FUNCTIONS = (pack_stacked, route_experts, grouped_experts, absorb_keys, expand_values)
+FUNCTIONS = (pack_stacked, route_experts, part_identities, grouped_experts, absorb_keys, expand_values)

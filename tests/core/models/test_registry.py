@@ -7,7 +7,14 @@ import re
 import pytest
 
 from headrace.core.errors import ModelError
-from headrace.core.models import dense_families, encoder_families, families, gpt_families, mixture_families
+from headrace.core.models import (
+    dense_families,
+    encoder_families,
+    families,
+    gpt_families,
+    latent_families,
+    mixture_families,
+)
 from headrace.core.models.aliases import ALIASES
 from headrace.core.models.config import HFConfig
 from headrace.core.models.registry import RECIPES, family_names, find_family, read_spec
@@ -35,7 +42,8 @@ def test_a_family_is_a_small_file_with_spec_names_and_docstring(name: str) -> No
 def test_a_family_may_be_an_entry_of_a_table_that_says_above_it_what_it_is(name: str) -> None:
     assert find_family(name).weights.entries
     tables = "".join(
-        inspect.getsource(module) for module in (dense_families, encoder_families, gpt_families, mixture_families)
+        inspect.getsource(module)
+        for module in (dense_families, encoder_families, gpt_families, latent_families, mixture_families)
     )
     assert re.search(rf'^    # .+\n    "{name}": recipe\(', tables, re.MULTILINE)
 

@@ -10,7 +10,8 @@ import tokenizers
 from PIL import Image
 
 from headrace.core.errors import RequestError
-from headrace.core.models.spec import ModelSpec, NormSpec, ProjectorSpec, VisionSpec
+from headrace.core.models.spec import ModelSpec, NormSpec
+from headrace.core.models.vision_spec import ProjectorSpec, VisionSpec
 from headrace.core.text.tokenizer import Tokenizer, TokenizerInfo
 from headrace.core.vision.images import ImageLimits, read_image, take_images
 from headrace.core.vision.processor import ImageReader

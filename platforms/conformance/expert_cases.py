@@ -1,0 +1,39 @@
+"""Inputs of the ops that choose experts."""
+
+from collections.abc import Iterator
+
+from .values import ROWS, Case, Rng, normal32, whole
+
+
+def part_identities(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        weights, experts = normal32(rng, rows, 5), whole(rng.integers(0, 12, (rows, 5)))
+        yield Case(f"{rows} rows", [weights, experts], {"num_experts": 8}, exact_inputs=True)
+
+
+def route_experts(rng: Rng) -> Iterator[Case]:
+    for rows in ROWS:
+        logits, correction = normal32(rng, rows, 16), normal32(rng, 16)
+        for what, more, kwargs in (
+            ("softmax", (), {"num_experts_per_token": 4}),
+            ("softmax as it is", (), {"num_experts_per_token": 4, "renormalize": False, "weight_scale": 2.5}),
+            ("sigmoid", (correction,), {"num_experts_per_token": 3, "score": "sigmoid"}),
+            ("sparsemixer", (), {"num_experts_per_token": 2, "score": "sparsemixer"}),
+            (
+                "groups by two",
+                (correction,),
+                {
+                    "num_experts_per_token": 3,
+                    "score": "sigmoid",
+                    "num_groups": 4,
+                    "num_groups_per_token": 2,
+                    "weight_scale": 2.5,
+                },
+            ),
+            (
+                "groups by one",
+                (),
+                {"num_experts_per_token": 3, "num_groups": 4, "num_groups_per_token": 2, "group_score": "max"},
+            ),
+        ):
+            yield Case(f"{what}, {rows} tokens", [logits, *more], kwargs, exact_inputs=True)
