@@ -54,8 +54,12 @@ class HFConfig:
         return self._values.get(name, default)
 
     def with_defaults(self, **values: Any) -> "HFConfig":
-        """This config, with `values` where keys are absent: the defaults of a family's config class."""
-        return HFConfig({**values, **self._values}, file=self.file, spelled=self._spelled)
+        """This config, with `values` where keys are absent: the defaults of a family's config class. Rotary
+        parameters that are null are absent, too."""
+        ours = self._values
+        if "rope_parameters" in values and ours.get("rope_parameters") is None:
+            ours = {name: value for name, value in ours.items() if name != "rope_parameters"}
+        return HFConfig({**values, **ours}, file=self.file, spelled=self._spelled)
 
     def replace(self, **values: Any) -> "HFConfig":
         """This config with other values."""

@@ -37,7 +37,7 @@ UNDER_ONE_NORM: Mapping[str, Any] = {"parallel": True, "shared_norm": True}
 _POST_NORM: Mapping[str, Any] = {"pre_norm": False, "post_norm": True}
 _LAYER_NORM = NormSpec(kind="layer", eps=1e-5, bias=True)
 _APERTUS: Mapping[str, Any] = {
-    "max_position_embeddings": 65536, "hidden_act": "xielu", "rope_parameters": {
+    "max_position_embeddings": 65536, "hidden_act": "xielu", "rope_theta": 12000000.0, "rope_parameters": {
         "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "original_max_position_embeddings": 8192,
         "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     },
@@ -342,7 +342,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     "cwm": recipe(
         defaults=dict(
             num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, sliding_window=8192,
-            rope_parameters=dict(
+            rope_theta=1000000.0, rope_parameters=dict(
                 rope_type="llama3", rope_theta=1000000.0, factor=16.0, high_freq_factor=4.0, low_freq_factor=1.0,
                 original_max_position_embeddings=8192,
             ),

@@ -41,7 +41,6 @@ _ATTENTION_INSIDE = {
     **{f"attn.{name}_proj": f"attn.attention.{name}_proj" for name in "qkv"},
     "attn.o_proj": "attn.attention.out_proj",
 }
-_NEOX_KEYS = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
 gpt_like = partial(llama_like, has_rope="none", attn_bias=True, mlp_bias=True, mlp=_PLAIN)
 """No rope, plain feed-forward blocks, biases everywhere."""
 
@@ -73,13 +72,19 @@ def _gptj(config: HFConfig) -> ModelSpec:
     )
 
 
-def _neox(config: HFConfig, **options: Any) -> ModelSpec:
+def _neox(config: HFConfig, *, rotary_pct: float = 0.25, **options: Any) -> ModelSpec:
     """Keys and values have as many heads as queries, of the hidden size's share, whatever keys a config carries."""
-    return llama_like(config.replace(num_key_value_heads=None, head_dim=None), **options)
+    config = config.replace(
+        num_key_value_heads=None,
+        head_dim=None,
+        rope_theta=config.get("rotary_emb_base"),
+        partial_rotary_factor=config.get("rotary_pct", rotary_pct),
+    )
+    return llama_like(config, **options)
 
 
 def _neox_japanese(config: HFConfig) -> ModelSpec:
-    spec = _neox(config, norm=layer_norm, mlp=_PLAIN)
+    spec = _neox(config, rotary_pct=1.0, norm=layer_norm, mlp=_PLAIN)
     *layers, last = spec.layers
     last = dataclasses.replace(last, attn=dataclasses.replace(last.attn, o_bias=True))
     return dataclasses.replace(spec, layers=(*layers, last))
@@ -353,14 +358,13 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     # GPT-NeoX and Pythia: parallel blocks with a norm each, partial rope, fused qkv. Published files call rope's
     # values rotary_pct and rotary_emb_base.
     "gpt_neox": recipe(
-        _neox, keys=_NEOX_KEYS,
-        defaults=dict(max_position_embeddings=2048, hidden_act="gelu", partial_rotary_factor=0.25),
+        _neox, defaults=dict(max_position_embeddings=2048, hidden_act="gelu"),
         names=partial(_neox_names, "gpt_neox"), norm=layer_norm, attn_bias=flag("attention_bias", True),
         mlp_bias=True, mlp=_PLAIN, layer=dict(parallel=flag("use_parallel_residual", True)),
     ),
     # GPT-NeoX Japanese: GPT-NeoX with serial blocks and no bias but that of the last layer's attention.
     "gpt_neox_japanese": recipe(
-        _neox_japanese, keys=_NEOX_KEYS,
+        _neox_japanese,
         defaults=dict(
             max_position_embeddings=2048, hidden_act="gelu", tie_word_embeddings=True,
             intermediate_size=lambda c: c.size("hidden_size") * c.size("intermediate_multiple_size", 4),

@@ -84,7 +84,7 @@ def _dbrx(config: HFConfig) -> ModelSpec:
         num_experts=ffn.size("moe_num_experts", 4),
         num_experts_per_tok=ffn.size("moe_top_k", 1),
         hidden_act=HFConfig(ffn.mapping("ffn_act_fn"), file=f"ffn_act_fn of {ffn.file}").text("name", "silu"),
-        rope_theta=attn.get("rope_theta") or config.get("rope_theta") or 10000.0,
+        rope_theta=config.get("rope_theta") or attn.get("rope_theta") or 10000.0,
     )
     return llama_like(
         config,
@@ -381,9 +381,9 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
         _gpt_oss,
         defaults=dict(
             num_key_value_heads=8, head_dim=64, max_position_embeddings=131072, sliding_window=128,
-            num_local_experts=128, num_experts_per_tok=4,
+            num_local_experts=128, num_experts_per_tok=4, rope_theta=150000.0,
             rope_parameters=dict(
-                rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
                 original_max_position_embeddings=4096,
             ),
         ),
