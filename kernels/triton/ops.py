@@ -16,6 +16,7 @@ from .quantized import QuantizedWeight
 from .quantized_ops import QuantizedOps, Routed
 from .rope import rope_kernel
 from .sampling import best_kernel, winner_kernel
+from .state_ops import StateOps
 
 __all__ = ["LAUNCHES", "TritonOps"]
 
@@ -24,7 +25,7 @@ MOST_VALUES = 256
 """Of a head that a tile holds as one block; wider ones (latents) are cut."""
 
 
-class TritonOps(QuantizedOps):
+class TritonOps(QuantizedOps, StateOps):
     """The kernels for one device."""
 
     def table(self) -> dict[str, Callable[..., Any]]:
@@ -41,6 +42,10 @@ class TritonOps(QuantizedOps):
             "write_kv",
             "paged_attention",
             "grouped_experts",
+            "causal_conv",
+            "selective_scan",
+            "gated_delta",
+            "wkv",
         )
         return {name: getattr(self, name) for name in names}
 

@@ -76,8 +76,10 @@ VARIANTS = {
     "decode_window": Variant(window=530, softcap=4.0, feature="sliding_window", requests=DECODE),
     "relative": Variant(relative=True, feature="relative_bias", requests=(*RAGGED, (2, 300))),
     "all_keys": Variant(causal=False, feature="cross_attention"),
-    "reach": Variant(reach=True, feature="images"),
-    "reach_window": Variant(reach=True, window=20, num_heads=6, num_kv_heads=1, feature="images", requests=LARGE),
+    "reach": Variant(reach=True),
+    "reach_window": Variant(
+        reach=True, window=20, num_heads=6, num_kv_heads=1, feature="sliding_window", requests=LARGE
+    ),
     "large_scores": Variant(query_size=60.0, head_dim=32),
     "large_values": Variant(kv_size=300.0, query_size=0.01),
     "wide_heads": Variant(num_heads=10, num_kv_heads=10, head_dim=256, requests=((3, 5), (1, 40))),

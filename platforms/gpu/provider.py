@@ -10,7 +10,6 @@ from headrace.core.ops.sampling import keep_tokens
 from headrace.core.platform import OpContext, OpProvider
 from headrace.core.stages import Array
 
-from ..static.ops import state_ops
 from .packing import pack_linear, pack_stacked
 
 if TYPE_CHECKING:
@@ -44,16 +43,16 @@ def gpu_providers(
         "absorb_keys": _Heads(OpTable.absorb_keys, kernels.absorb_keys),
         "expand_values": _Heads(OpTable.expand_values, kernels.expand_values),
         "paged_attention": _Attention(kernels),
+        "new_state": OpTable.new_state,
         "sample": _Sample(kernels),
     }
     about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
     triton = OpProvider(name="triton", ops=ops, declines=_declines, kv_dtypes=KV_DTYPES)
-    states = OpProvider(name="torch-static", priority=45, ops=state_ops())
     others: list[OpProvider] = []
     if not interpreted:
         others += [prompts_provider(triton, torch_device), *(libraries(triton, kernels, arch) if libraries else ())]
         about["libraries"] = " ".join(provider.name for provider in others)
-    return (triton, states, *others), about
+    return (triton, *others), about
 
 
 class _Linear:

@@ -61,13 +61,14 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
         sinks: Array | None = None,
         alibi_slopes: Array | None = None,
         relative_bias: Array | None = None,
+        reach: Array | None = None,
         causal: bool = True,
         max_query_len: int = 0,
         max_seq_len: int = 0,
     ) -> Array:
         """See core/ops/attention.py."""
         num_tokens = query.shape[0]
-        is_plain = causal and relative_bias is None
+        is_plain = causal and relative_bias is None and reach is None
         if not num_tokens or not is_plain or not attention.table_fits(block_table.shape):
             return FUNCTIONS["paged_attention"](
                 query,
@@ -81,6 +82,7 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
                 relative_bias=relative_bias,
+                reach=reach,
                 causal=causal,
                 max_query_len=max_query_len,
                 max_seq_len=max_seq_len,

@@ -109,6 +109,7 @@ def paged_attention(
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
     relative_bias: Array | None = None,
+    reach: Array | None = None,
     causal: bool = True,
     max_query_len: int = 0,
     max_seq_len: int = 0,
@@ -127,6 +128,12 @@ def paged_attention(
     if not causal:
         whole = jnp.where(tiles.ends > 0, seq_lens[tiles.requests], 0)
         tiles = tiles._replace(ends=whole, first_keys=jnp.zeros_like(whole))
+    ahead = None
+    if causal and reach is not None and max_query_len != 1:  # nothing stands behind the last token
+        own_lens = seq_lens[tiles.requests]
+        ahead = jnp.where(tiles.positions < own_lens[:, None], reach[tiles.tokens], 0)  # [num_tiles, tile_tokens]
+        furthest = jnp.minimum(ahead.max(1), own_lens)
+        tiles = tiles._replace(ends=jnp.where(tiles.ends > 0, jnp.maximum(tiles.ends, furthest), 0))
     num_tiles, tile_tokens = tiles.positions.shape
     tiled = query[tiles.tokens].reshape(num_tiles, tile_tokens, num_kv_heads, group, head_dim)
 
@@ -166,7 +173,10 @@ def paged_attention(
             rows = distance_buckets(-distance, relative_bias.shape[0])
             bias = relative_bias[rows].transpose(0, 3, 1, 2)  # [num_tiles, num_heads, tile_tokens, chunk]
             scores = scores + bias.reshape(num_tiles, num_kv_heads, group, tile_tokens, chunk)
-        seen = (distance <= 0) & alive[:, None] if causal else jnp.broadcast_to(alive[:, None], distance.shape)
+        seen = jnp.broadcast_to(alive[:, None], distance.shape)
+        if causal:
+            before = distance <= 0
+            seen = seen & (before if ahead is None else before | (places < ahead[..., None]))
         if window:
             seen = seen & (distance > -window)
         seen = seen[:, None, None]
