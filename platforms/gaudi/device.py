@@ -27,6 +27,8 @@ from .detect import BRIDGE, FIX
 
 GRID = Grid(num_reqs=4, num_tokens=4, width=4, smallest_width=16, few_reqs=True)
 """Attention computes the whole width of a table, so sizes are closer together than where it stops early."""
+FIRST = "GAUDI"
+"""What the bridge calls an accelerator of the first generation, which has no float16."""
 RESERVE_BYTES = 2 << 30
 """What the runtime and the graphs take later."""
 
@@ -75,8 +77,11 @@ class GaudiDevice(TorchDevice):
     def __init__(self, info: DeviceInfo, *, torch_device: str, bridge: Any, ranks: Sequence[str] = ()) -> None:
         self.ranks = ranks
         self.collectives = "gloo" if bridge is None else "hccl"
+        dtypes = ("float32", "bfloat16", "float16") if bridge is None else ("bfloat16", "float16", "float32")
+        if info.name == FIRST:
+            dtypes = ("bfloat16", "float32")
         caps = Caps(
-            dtypes=("float32", "bfloat16") if bridge is None else ("bfloat16", "float32"),
+            dtypes=dtypes,
             kv_dtypes=KV_DTYPES,
             depth=1,
             capture="graph",

@@ -21,11 +21,12 @@ class Accelerators(JaxDevice):
     """Accelerators of one host, one rank of tensor parallelism each. unit: what one of them is called."""
 
     unit: ClassVar[str] = "devices"
+    dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
 
     def __init__(self, *, info: DeviceInfo, devices: Sequence[Any], shared_memory: bool = False) -> None:
         caps = Caps(
             array="jax",
-            dtypes=("bfloat16", "float32"),
+            dtypes=self.dtypes,
             kv_dtypes=KV_DTYPES,
             depth=1,
             capture="compile",

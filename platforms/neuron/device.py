@@ -9,6 +9,7 @@ class NeuronDevice(Accelerators):
     """Cores of one host."""
 
     unit = "cores"
+    dtypes = ("bfloat16", "float16", "float32")
 
 
 class EmulatedNeuron(EmulatedJax, NeuronDevice):

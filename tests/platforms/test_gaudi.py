@@ -243,6 +243,9 @@ def test_the_bridge_is_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     device = GaudiPlatform().open(["3"], EngineConfig())
     assert (device.info.id, device.info.name, device.caps.dtypes[0]) == ("gaudi:3", "GAUDI2", "bfloat16")
     assert device.memory().used_bytes == 8 << 30, "6 in use and a reserve of 2"
+    assert "float16" in device.caps.dtypes
+    monkeypatch.setattr(bridge, "get_device_name", lambda: "GAUDI")
+    assert "float16" not in GaudiPlatform().open(["3"], EngineConfig()).caps.dtypes, "the first generation has none"
 
     def step() -> int:
         bridge.asked.append("step")
