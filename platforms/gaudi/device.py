@@ -77,7 +77,9 @@ class GaudiDevice(TorchDevice):
     def __init__(self, info: DeviceInfo, *, torch_device: str, bridge: Any, ranks: Sequence[str] = ()) -> None:
         self.ranks = ranks
         self.collectives = "gloo" if bridge is None else "hccl"
-        dtypes = ("float32", "bfloat16", "float16") if bridge is None else ("bfloat16", "float16", "float32")
+        dtypes: tuple[str, ...] = (
+            ("float32", "bfloat16", "float16") if bridge is None else ("bfloat16", "float16", "float32")
+        )
         if info.name == FIRST:
             dtypes = ("bfloat16", "float32")
         caps = Caps(

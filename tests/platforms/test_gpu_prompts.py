@@ -16,10 +16,12 @@ from headrace.core.ops import OpTable, select_ops
 from headrace.core.platform import OpContext, OpProvider
 from headrace.core.plugin_loader import load_plugins
 from headrace.core.self_test import nmse, tiny_spec
+from headrace.kernels.torch import prompts as fused_prompts
+from headrace.kernels.torch.prompts import Prompts
 from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import Subject
 from headrace.platforms.gpu import prompts
-from headrace.platforms.gpu.prompts import Prompts, Race, prompts_provider
+from headrace.platforms.gpu.prompts import Race, prompts_provider
 from wrong_device import open_on
 
 BLOCK = 4
@@ -182,7 +184,7 @@ def test_the_race_times_both_and_refuses_to_compute_all_scores(
     theirs, ours = Race(OpTable.paged_attention, OpTable.new_kv_cache, "cpu").seconds(4, 2, 16, 16, "bfloat16")
     assert 0 < theirs < 5 and 0 < ours < 5 and fused == [64] * (1 + prompts.ROUNDS)
     # No kernel takes keys of another dtype: what torch says of it becomes the reason.
-    monkeypatch.setattr(prompts, "_gather", lambda *args: (torch.ones(64, 2, 16), torch.ones(64, 2, 16)))
+    monkeypatch.setattr(fused_prompts, "_gather", lambda *args: (torch.ones(64, 2, 16), torch.ones(64, 2, 16)))
     assert "fused kernel" in selected(tiny_spec())[1]
 
 
@@ -194,7 +196,7 @@ from headrace.core.plugin_loader import load_plugins
 from headrace.core.platform import OpProvider
 from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import Subject
-from headrace.platforms.gpu.prompts import Prompts
+from headrace.kernels.torch.prompts import Prompts
 from wrong_device import open_on
 
 plugins = load_plugins()
