@@ -57,20 +57,24 @@ size_t carve(const KVCache &cache, char *scratch, Work *work) {
     return used;
 }
 
-// The rows of a block against one segment after the other. C: of the cache; kDot: queries are pairs of bf16.
+// The rows of a block against one segment after the other, or those of several blocks against one that they share.
+// C: of the cache; kDot: queries are pairs of bf16.
 template <bool kDot, class C>
 struct Rows {
     static constexpr bool kUnpacks = !kDot && !__is_same(C, float);
     const AttentionArgs &args;
-    const AttentionBlock &block;
+    const int32_t *members;       // or null
+    const AttentionBlock &block;  // or the first of them
     Work work;
     int64_t group, rows, query_stride, saved;  // saved: the segment that is a task of its own, or -1
     const char *keys[kNumPanels], *values[kNumPanels];  // panels of the current segment
     const float *scales[kNumPanels];                    // i8: of their keys, then of their values
 
-    Rows(const AttentionArgs &a, const AttentionBlock &b, const Work &w, int64_t segment)
-        : args(a), block(b), work(w), group(b.num_heads), rows(b.num_tokens * group),
-          query_stride(kDot ? (a.cache.head_dim + 1) / 2 : a.cache.head_dim + 1), saved(segment) {
+    Rows(const AttentionArgs &a, const AttentionTask &task, const Work &w)
+        : args(a), members(task.count > 1 ? a.members + task.first : nullptr),
+          block(a.blocks[members ? members[0] : task.first]), work(w), group(block.num_heads),
+          rows(task.count * block.num_tokens * group),
+          query_stride(kDot ? (a.cache.head_dim + 1) / 2 : a.cache.head_dim + 1), saved(task.segment) {
         for (int64_t r = 0; r < rows; ++r) work.total_weight[r] = 0;
         if (saved >= 0)
             for (int64_t r = 0; r < rows; ++r) partial(saved, r)[args.cache.value_stride + 1] = 0;
@@ -80,8 +84,7 @@ struct Rows {
     void read_queries() {
         const int64_t head_dim = args.cache.head_dim;
         for (int64_t r = 0; r < rows; ++r) {
-            const T *from = static_cast<const T *>(args.query) +
-                            (block.first_token + r / group) * args.query_stride + head(r) * head_dim;
+            const T *from = static_cast<const T *>(args.query) + token(r) * args.query_stride + head(r) * head_dim;
             uint32_t *to = work.query + r * query_stride;
             to[query_stride - 1] = 0;  // the other half of the last pair
             if constexpr (kDot)
@@ -91,14 +94,20 @@ struct Rows {
         }
     }
 
+    // The block that a row is of, and which row of it.
+    const AttentionBlock &owner(int64_t row) const { return members ? args.blocks[members[row / group]] : block; }
+    int64_t row_of_owner(int64_t row) const { return members ? row % group : row; }
+
     int64_t head(int64_t row) const { return block.first_head + row % group; }
-    int64_t position(int64_t row) const { return block.first_position + row / group; }
+    int64_t token(int64_t row) const { return owner(row).first_token + row_of_owner(row) / group; }
+    int64_t position(int64_t row) const { return owner(row).first_position + row_of_owner(row) / group; }
 
     // The positions of a segment that a row sees.
     void visible(int64_t row, int64_t start, int64_t *begin, int64_t *end) const {
         const int64_t first = args.window ? position(row) - args.window + 1 - start : 0;
         const int64_t reach = position(row) + args.reach;
-        const int64_t last = (reach < block.num_keys ? reach : block.num_keys) - start;
+        const int64_t num_keys = owner(row).num_keys;
+        const int64_t last = (reach < num_keys ? reach : num_keys) - start;
         *begin = first < 0 ? 0 : first > kSegment ? kSegment : first;
         *end = last < *begin ? *begin : last > kSegment ? kSegment : last;
     }
@@ -106,7 +115,7 @@ struct Rows {
     void segment(int64_t index) {
         const int64_t start = index * kSegment;
         int64_t low, high, unused;
-        visible(0, start, &low, &unused);  // the first row begins first, the last row ends last
+        visible(0, start, &low, &unused);  // the first row begins first, the last row ends last; members see all
         visible(rows - 1, start, &unused, &high);
         if (low >= high) return;
         find_panels(start, low, high);
@@ -292,8 +301,10 @@ struct Rows {
 
     // Where the results of a segment that is a task of its own lie: per row the sums, the maximum and the weight.
     float *partial(int64_t index, int64_t r) const {
-        return args.partials + block.partials +
-               ((index - block.first_segment) * rows + r) * (args.cache.value_stride + kPartialTail);
+        const AttentionBlock &of = owner(r);
+        return args.partials + of.partials +
+               ((index - of.first_segment) * of.num_tokens * group + row_of_owner(r)) *
+                   (args.cache.value_stride + kPartialTail);
     }
 
     void merge_saved() {
@@ -321,8 +332,7 @@ struct Rows {
                 weight = weight * factor + exp2(splat(sink - top))[0];
             }
             const V inverse = splat(weight == 0 ? 0 : factor / weight);
-            T *out = static_cast<T *>(args.out) +
-                     ((block.first_token + r / group) * args.num_heads + head(r)) * head_dim;
+            T *out = static_cast<T *>(args.out) + (token(r) * args.num_heads + head(r)) * head_dim;
             const float *total = work.total + r * stride;
             int64_t d = 0;
             for (; d + kLanes <= head_dim; d += kLanes) store_from_float(out + d, load<V>(total + d) * inverse);
@@ -330,6 +340,17 @@ struct Rows {
         }
     }
 };
+
+// A segment of a block is done. Whoever does the last one has seen the results of the others, and merges them.
+template <class T, class C>
+void end_segment(const AttentionArgs &args, int32_t index, const Work &work) {
+    AttentionBlock &block = args.blocks[index];
+    if (__atomic_sub_fetch(&block.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
+    block.pending = block.num_segments;  // for the next layer that uses these tasks
+    Rows<uses_dot<T, C>(), C> rows(args, {index, 1, -1}, work);
+    rows.merge_saved();
+    rows.template finish<T>();
+}
 
 template <class T, class C>
 void attention_of(const AttentionArgs &args, const Context &context) {
@@ -339,18 +360,16 @@ void attention_of(const AttentionArgs &args, const Context &context) {
         const int64_t index = __atomic_fetch_add(args.next_task, 1, __ATOMIC_RELAXED);
         if (index >= args.num_tasks) return;
         const AttentionTask &task = args.tasks[index];
-        AttentionBlock &block = args.blocks[task.block];
-        Rows<uses_dot<T, C>(), C> rows(args, block, work, task.segment);
+        Rows<uses_dot<T, C>(), C> rows(args, task, work);
         rows.template read_queries<T>();
-        if (task.segment < 0) {
-            for (int64_t i = block.first_segment; i < block.first_segment + block.num_segments; ++i) rows.segment(i);
-        } else {
+        if (task.segment >= 0) {
             rows.segment(task.segment);
-            // Whoever is last has seen the results of the others.
-            if (__atomic_sub_fetch(&block.pending, 1, __ATOMIC_ACQ_REL) != 0) continue;
-            block.pending = block.num_segments;  // for the next layer that uses these tasks
-            rows.merge_saved();
+            for (int32_t i = 0; i < task.count; ++i)
+                end_segment<T, C>(args, rows.members ? rows.members[i] : task.first, work);
+            continue;
         }
+        const AttentionBlock &block = rows.block;
+        for (int64_t i = block.first_segment; i < block.first_segment + block.num_segments; ++i) rows.segment(i);
         rows.template finish<T>();
     }
 }

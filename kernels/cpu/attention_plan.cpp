@@ -15,6 +15,11 @@ namespace {
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+// Parts that the query heads of a KV head are cut into.
+std::int64_t parts_of(const AttentionArgs &args) {
+    return (args.num_heads / args.cache.num_kv_heads + kAttentionRows - 1) / kAttentionRows;
+}
+
 KVCache layout(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads, std::int64_t head_dim,
                KVDtype dtype) {
     if (num_blocks < 1 || num_kv_heads < 1 || head_dim < 1 || block_size < 1 || (block_size & (block_size - 1)) != 0)
@@ -126,15 +131,130 @@ void KVMemory::write_block(std::int64_t block, const void *in) {
     });
 }
 
+void AttentionPlan::add_blocks(const AttentionArgs &args, std::int64_t request, std::int64_t begin, std::int64_t end,
+                               std::int64_t seq_len, const std::int32_t *reach, bool is_ahead) {
+    const KVCache &cache = args.cache;
+    const std::int64_t group = args.num_heads / cache.num_kv_heads;
+    const std::int64_t num_parts = parts_of(args);
+    const std::int64_t step = std::max<std::int64_t>(1, kAttentionRows / group);
+    const std::int64_t first_position = args.reach >= kEveryKey && !is_ahead ? 0 : seq_len - (end - begin);
+    const auto sees_ahead = [&](std::int64_t token) {
+        return reach != nullptr && reach[token] > first_position + token - begin + 1;
+    };
+    std::int64_t count;
+    for (std::int64_t token = begin; token < end; token += count) {
+        count = std::min(step, end - token);
+        for (std::int64_t k = 1; reach != nullptr && k < count; ++k)
+            if (sees_ahead(token + k) != sees_ahead(token) || (is_ahead && reach[token + k] != reach[token])) count = k;
+        if (sees_ahead(token) != is_ahead) continue;
+        const std::int64_t position = first_position + token - begin;
+        const std::int64_t num_keys = is_ahead ? std::min<std::int64_t>(seq_len, reach[token]) : seq_len;
+        const std::int64_t low = args.window ? std::max<std::int64_t>(0, position - args.window + 1) : 0;
+        const std::int64_t high = std::min(num_keys, position + count - 1 + args.reach);
+        const std::int64_t first = low / kSegment, last = (high + kSegment - 1) / kSegment;
+        if (count == 1 && args.reach == 1 && !is_ahead) single_.push_back(static_cast<std::int32_t>(blocks_.size()));
+        for (std::int64_t h = 0; h < cache.num_kv_heads; ++h)
+            for (std::int64_t part = 0; part < num_parts; ++part) {
+                const std::int64_t head = h * group + part * group / num_parts;
+                const std::int64_t next_head = h * group + (part + 1) * group / num_parts;
+                blocks_.push_back({static_cast<std::int32_t>(request), static_cast<std::int32_t>(h),
+                                   static_cast<std::int32_t>(token), static_cast<std::int32_t>(count),
+                                   static_cast<std::int32_t>(head), static_cast<std::int32_t>(next_head - head),
+                                   static_cast<std::int32_t>(position), static_cast<std::int32_t>(num_keys),
+                                   static_cast<std::int32_t>(first), static_cast<std::int32_t>(last - first), 0, -1});
+            }
+    }
+}
+
+// Requests with a common prefix have its blocks in their tables: its keys and values are read once for all of them, and a
+// tile of many rows takes less time than many tiles of a few. Their sums are those that each would have alone.
+void AttentionPlan::share_segments(const AttentionArgs &args, int num_threads) {
+    const KVCache &cache = args.cache;
+    const std::int64_t num_entries = std::max<std::int64_t>(1, kSegment / cache.block_size);
+    const std::int64_t num_heads = cache.num_kv_heads * parts_of(args);  // blocks of a token
+    const std::int64_t most = kAttentionRows * parts_of(args) / (args.num_heads / cache.num_kv_heads);
+    sharers_.assign(single_.begin(), single_.end());
+    sharings_.clear();
+    if (most < 2) return;
+    std::int64_t begin = 0, num_pairs = 0;
+    for (std::int64_t segment = 0; static_cast<std::int64_t>(sharers_.size()) - begin > 1; ++segment) {
+        const std::int64_t start = segment * kSegment;
+        const auto sees_all = [&](std::int32_t b) {
+            const std::int64_t position = blocks_[static_cast<std::size_t>(b)].first_position;
+            return position + 1 >= start + kSegment && (args.window == 0 || position - args.window + 1 <= start);
+        };
+        const auto entries = [&](std::int32_t b) {
+            return args.block_table + blocks_[static_cast<std::size_t>(b)].request * args.max_num_blocks +
+                   start / cache.block_size;
+        };
+        const auto is_same = [&](std::int32_t a, std::int32_t b) {
+            return std::equal(entries(a), entries(a) + num_entries, entries(b));
+        };
+        const auto low = sharers_.begin() + begin;
+        sharers_.erase(std::remove_if(low, sharers_.end(), [&](std::int32_t b) { return !sees_all(b); }), sharers_.end());
+        std::sort(low, sharers_.end(), [&](std::int32_t a, std::int32_t b) {
+            if (is_same(a, b)) return a < b;
+            return std::lexicographical_compare(entries(a), entries(a) + num_entries, entries(b), entries(b) + num_entries);
+        });
+        // Those that share this segment are looked at for the next one too, behind the ones that it keeps.
+        const auto end = static_cast<std::int64_t>(sharers_.size());
+        for (std::int64_t i = begin, next; i < end; i = next) {
+            const std::int32_t leader = sharers_[static_cast<std::size_t>(i)];
+            for (next = i + 1; next < end && is_same(leader, sharers_[static_cast<std::size_t>(next)]);) ++next;
+            if (next - i < 2) continue;
+            sharings_.push_back({i, next - i, static_cast<std::int32_t>(segment)});
+            num_pairs += next - i;
+            for (std::int64_t k = i; k < next; ++k) sharers_.push_back(sharers_[static_cast<std::size_t>(k)]);
+        }
+        begin = end;
+    }
+    // As many to a task as leaves enough tasks for all threads.
+    const std::int64_t size = std::clamp<std::int64_t>(num_pairs * num_heads / (2 * num_threads), 2, most);
+    for (const Sharing &sharing : sharings_) {
+        const std::int64_t num_pieces = (sharing.count + size - 1) / size;
+        for (std::int64_t head = 0; head < num_heads; ++head)
+            for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
+                const auto first = static_cast<std::int32_t>(members_.size());
+                for (std::int64_t k = piece * sharing.count / num_pieces; k < (piece + 1) * sharing.count / num_pieces; ++k) {
+                    const std::int64_t block = sharers_[static_cast<std::size_t>(sharing.first + k)] + head;
+                    members_.push_back(static_cast<std::int32_t>(block));
+                    num_shared_[static_cast<std::size_t>(block)] = sharing.segment + 1;
+                }
+                const auto count = static_cast<std::int32_t>(members_.size()) - first;
+                tasks_.push_back({count > 1 ? first : members_.back(), count, sharing.segment});
+            }
+    }
+}
+
+void AttentionPlan::add_tasks(const AttentionArgs &args, int num_threads) {
+    // With few blocks their segments are shared among the threads; the sums are the same.
+    const bool is_split = num_threads > 1 && static_cast<int>(blocks_.size()) < 4 * num_threads;
+    std::int64_t num_partials = 0;
+    for (std::size_t b = blocks_.size(); b-- > 0;) {  // the last tokens of a prompt have the most keys: first
+        AttentionBlock &block = blocks_[b];
+        const auto index = static_cast<std::int32_t>(b);
+        if (num_shared_[b] == 0 && (!is_split || block.num_segments <= 1)) {
+            tasks_.push_back({index, 1, -1});
+            continue;
+        }
+        block.pending = block.num_segments;
+        block.partials = num_partials;
+        num_partials += block.num_segments * block.num_tokens * block.num_heads * (args.cache.value_stride + kPartialTail);
+        for (std::int32_t s = num_shared_[b]; s < block.num_segments; ++s)
+            tasks_.push_back({index, 1, block.first_segment + s});
+    }
+    if (static_cast<std::size_t>(num_partials) > partials_.size())
+        partials_.resize(static_cast<std::size_t>(num_partials));
+}
+
 void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_loc, const std::int32_t *seq_lens,
                          std::int64_t num_reqs, std::int64_t num_tokens, int num_threads, const std::int32_t *reach,
                          bool is_ahead) {
     blocks_.clear();
     tasks_.clear();
+    single_.clear();
+    members_.clear();
     const KVCache &cache = args.cache;
-    const std::int64_t group = args.num_heads / cache.num_kv_heads;
-    const std::int64_t num_parts = (group + kAttentionRows - 1) / kAttentionRows;  // of the heads of a KV head
-    const std::int64_t step = std::max<std::int64_t>(1, kAttentionRows / group);
     const bool sees_all = args.reach >= kEveryKey && !is_ahead;
     for (std::int64_t r = 0; r < num_reqs; ++r) {
         const std::int64_t begin = query_start_loc[r], end = query_start_loc[r + 1], seq_len = seq_lens[r];
@@ -157,52 +277,15 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
                                             "] is " + std::to_string(block) + ", the cache has " +
                                             std::to_string(cache.num_blocks) + " blocks");
         }
-        const auto sees_ahead = [&](std::int64_t token) {
-            return reach != nullptr && reach[token] > first_position + token - begin + 1;
-        };
-        std::int64_t count;
-        for (std::int64_t token = begin; token < end; token += count) {
-            count = std::min(step, end - token);
-            for (std::int64_t k = 1; reach != nullptr && k < count; ++k)
-                if (sees_ahead(token + k) != sees_ahead(token) || (is_ahead && reach[token + k] != reach[token])) count = k;
-            if (sees_ahead(token) != is_ahead) continue;
-            const std::int64_t position = first_position + token - begin;
-            const std::int64_t num_keys = is_ahead ? std::min<std::int64_t>(seq_len, reach[token]) : seq_len;
-            const std::int64_t low = args.window ? std::max<std::int64_t>(0, position - args.window + 1) : 0;
-            const std::int64_t high = std::min(num_keys, position + count - 1 + args.reach);
-            const std::int64_t first = low / kSegment, last = (high + kSegment - 1) / kSegment;
-            for (std::int64_t h = 0; h < cache.num_kv_heads; ++h)
-                for (std::int64_t part = 0; part < num_parts; ++part) {
-                    const std::int64_t head = h * group + part * group / num_parts;
-                    const std::int64_t next_head = h * group + (part + 1) * group / num_parts;
-                    blocks_.push_back({static_cast<std::int32_t>(r), static_cast<std::int32_t>(h),
-                                       static_cast<std::int32_t>(token), static_cast<std::int32_t>(count),
-                                       static_cast<std::int32_t>(head), static_cast<std::int32_t>(next_head - head),
-                                       static_cast<std::int32_t>(position), static_cast<std::int32_t>(num_keys),
-                                       static_cast<std::int32_t>(first), static_cast<std::int32_t>(last - first), 0, -1});
-                }
-        }
+        add_blocks(args, r, begin, end, seq_len, reach, is_ahead);
     }
-    // With few blocks their segments are shared among the threads; the sums are the same.
-    const bool is_split = num_threads > 1 && static_cast<int>(blocks_.size()) < 4 * num_threads;
-    std::int64_t num_partials = 0;
-    for (std::size_t b = blocks_.size(); b-- > 0;) {  // the last tokens of a prompt have the most keys: first
-        AttentionBlock &block = blocks_[b];
-        if (!is_split || block.num_segments <= 1) {
-            tasks_.push_back({static_cast<std::int32_t>(b), -1});
-            continue;
-        }
-        block.pending = block.num_segments;
-        block.partials = num_partials;
-        num_partials += block.num_segments * block.num_tokens * block.num_heads * (cache.value_stride + kPartialTail);
-        for (std::int32_t s = 0; s < block.num_segments; ++s)
-            tasks_.push_back({static_cast<std::int32_t>(b), block.first_segment + s});
-    }
-    if (static_cast<std::size_t>(num_partials) > partials_.size())
-        partials_.resize(static_cast<std::size_t>(num_partials));
+    num_shared_.assign(blocks_.size(), 0);
+    share_segments(args, num_threads);
+    add_tasks(args, num_threads);
     next_task_ = 0;
     args.blocks = blocks_.data();
     args.tasks = tasks_.data();
+    args.members = members_.data();
     args.num_tasks = static_cast<std::int64_t>(tasks_.size());
     args.next_task = &next_task_;
     args.partials = partials_.data();

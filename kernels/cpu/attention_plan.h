@@ -58,8 +58,24 @@ class AttentionPlan {
               bool is_ahead = false);
 
   private:
+    // Blocks of the tokens of one request that this plan takes.
+    void add_blocks(const AttentionArgs &args, std::int64_t request, std::int64_t begin, std::int64_t end,
+                    std::int64_t seq_len, const std::int32_t *reach, bool is_ahead);
+    // Tasks of segments that single tokens of several requests have in common.
+    void share_segments(const AttentionArgs &args, int num_threads);
+    void add_tasks(const AttentionArgs &args, int num_threads);
+
+    // The first blocks of single tokens; members [first, first + count) of these see the same memory in a segment.
+    struct Sharing {
+        std::int64_t first, count;
+        std::int32_t segment;
+    };
+
     std::vector<AttentionBlock> blocks_;
     std::vector<AttentionTask> tasks_;
+    std::vector<std::int32_t> single_, sharers_, members_;
+    std::vector<std::int32_t> num_shared_;  // leading segments of a block that are not tasks of its own
+    std::vector<Sharing> sharings_;
     std::vector<float> partials_;
     std::int64_t next_task_ = 0;
 };

@@ -209,8 +209,10 @@ struct AttentionBlock {
     int64_t partials;       // where theirs begin in AttentionArgs::partials; -1: one task
 };
 
+// All segments of a block (segment -1) or one; or one that blocks of several requests have in common, since their tables
+// name the same memory: those are members [first, first + count).
 struct AttentionTask {
-    int32_t block, segment;  // segment -1: all
+    int32_t first, count, segment;  // count 1: first is the block
 };
 
 struct AttentionArgs {
@@ -229,6 +231,7 @@ struct AttentionArgs {
     const float *relative_bias;         // by key - query, or null
     AttentionBlock *blocks;
     const AttentionTask *tasks;
+    const int32_t *members;  // blocks of one token each, of one KV head
     int64_t num_tasks;
     int64_t *next_task;  // shared counter, zero at the start
     float *partials;     // per segment and row: value_stride sums and the tail

@@ -27,6 +27,8 @@ class Case:
     head_dim: int = 32
     block_size: int = 16
     options: dict[str, Any] = field(default_factory=dict)
+    prefixes: list[tuple[int, int]] = field(default_factory=list)
+    """For each sequence, the one before it whose first so many positions it shares: (sequence, positions)."""
     cache: Any = None
     tables: list[list[int]] = field(default_factory=list)
     queries: list[Array] = field(default_factory=list)
@@ -42,11 +44,16 @@ class Case:
         for block in range(num_blocks):
             self.cache.write_block(block, nan_block(self.kit, shape, self.cache_dtype))
         free = list(random.permutation(np.arange(1, num_blocks)))
-        for n, blocks in zip(self.seq_lens, needed, strict=True):
-            self.tables.append([int(free.pop()) for _ in range(blocks)])
+        for s, (n, blocks) in enumerate(zip(self.seq_lens, needed, strict=True)):
+            other, shared = self.prefixes[s] if self.prefixes else (0, 0)
+            table = self.tables[other][: shared // self.block_size] if shared else []
+            self.tables.append(table + [int(free.pop()) for _ in range(blocks - len(table))])
             self.queries.append(self._random(random, (n, self.num_heads, self.head_dim)))
             # One wider array, as a fused projection gives it.
             kv = self._random(random, (n, 2 * self.num_kv_heads + 1, self.head_dim))
+            if shared:
+                kv[:shared, : self.num_kv_heads] = self.keys[other][:shared]
+                kv[:shared, self.num_kv_heads : 2 * self.num_kv_heads] = self.values[other][:shared]
             self.keys.append(kv[:, : self.num_kv_heads])
             self.values.append(kv[:, self.num_kv_heads : 2 * self.num_kv_heads])
             slots = [self.tables[-1][p // self.block_size] * self.block_size + p % self.block_size for p in range(n)]
@@ -206,6 +213,54 @@ def test_bits_do_not_depend_on_batch_chunks_or_threads(
             for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
                 part = case.run([(1, 29, 30), (0, begin, end), (1, 0, 30)])[1]
                 assert np.array_equal(part, whole[begin:end])
+
+
+SHARED = {
+    "one": ([600, 513, 700, 520, 900], [(0, 0), (0, 512), (0, 512), (0, 512), (0, 512)]),
+    "a tree": ([800, 600, 790, 1100, 300, 257], [(0, 0), (0, 256), (0, 768), (3, 0), (1, 256), (0, 256)]),
+    "less than a segment": ([300, 290, 280], [(0, 0), (0, 240), (0, 240)]),
+    "two families": ([530, 540, 550, 560], [(0, 0), (1, 0), (0, 512), (1, 512)]),
+    "many": ([270 + i for i in range(60)], [(0, 256 if i else 0) for i in range(60)]),
+}
+OF_SHARED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "alibi, softcap, sinks": {
+        "softcap": 20.0,
+        "sinks": np.linspace(-2, 2, 4, dtype=np.float32),
+        "alibi_slopes": 2.0 ** -np.arange(1, 5, dtype=np.float32),
+    },
+    "window": {"window": 555},
+}
+
+
+@pytest.mark.parametrize("options", OF_SHARED)
+@pytest.mark.parametrize("dtypes", ["float32 float32", "bfloat16 bfloat16", "float32 int8", "bfloat16 int8"])
+@pytest.mark.parametrize("shape", SHARED)
+def test_bits_do_not_depend_on_who_shares_a_prefix(
+    kit: Any, tier: str, shape: str, dtypes: str, options: str
+) -> None:
+    """Requests whose tables begin with the same blocks read them together."""
+    dtype, cache_dtype = dtypes.split()
+    seq_lens, prefixes = SHARED[shape]
+    case = Case(
+        kit=kit,
+        seq_lens=seq_lens,
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        options=OF_SHARED[options],
+        prefixes=prefixes,
+    )
+    check(case)
+    last = [(s, n - 1, n) for s, n in enumerate(seq_lens)]
+    alone = [case.run([chunk])[0] for chunk in last]
+    # With longer pieces of prompts between them, and another order.
+    mixed = [(s, max(0, n - 40 * (s % 2) - 1), n) for s, n in enumerate(seq_lens)][::-1]
+    for threads in (1, 2, 5):
+        ops.set_num_threads(threads)
+        for single, shared in zip(alone, case.run(last), strict=True):
+            assert np.array_equal(single, shared)
+        for single, piece in zip(alone, case.run(mixed)[::-1], strict=True):
+            assert np.array_equal(single[-1], piece[-1])
 
 
 def test_a_request_without_tokens(kit: Any, tier: str) -> None:

@@ -78,3 +78,22 @@ def test_after_preemption(checkpoint: tuple[Path, list[Exact]]) -> None:
     with load(folder, max_model_len=128, max_num_batched_tokens=32, kv_memory=str(int(room * 1.6))) as llm:
         assert exact(llm, prompts()) == alone
         assert llm.built.engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_a_prefix_that_all_read_together(tmp_path: Path, kv_dtype: str, threads: int) -> None:
+    """More positions than attention sums at once, so that those of the prefix are tasks of all requests."""
+    folder = tmp_path / f"{kv_dtype}-"
+    save_tiny(folder, "llama", max_position_embeddings=600)
+    rng = random.Random(3)
+    prefix = [rng.randrange(3, 250) for _ in range(520)]
+    batch = [
+        prefix[:kept] + [rng.randrange(3, 250) for _ in range(n)]
+        for kept, n in ((520, 1), (520, 9), (300, 2), (520, 30))
+    ]
+    with load(folder, prefix_caching=False, threads=1) as llm:
+        alone = [exact(llm, [prompt])[0] for prompt in batch]
+    with load(folder, threads=threads) as llm:
+        assert exact(llm, batch) == alone
+        assert exact(llm, batch) == alone  # with prefix hits from the first step on
