@@ -13,6 +13,7 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 namespace headrace {
@@ -37,6 +38,9 @@ namespace neon_dot {
 const Kernels *table();
 }
 namespace neon_bf16 {
+const Kernels *table();
+}
+namespace sve256 {
 const Kernels *table();
 }
 namespace emulated_avx512 {
@@ -110,6 +114,14 @@ bool os_saves(unsigned long long mask) {
     constexpr unsigned long kBoth = HWCAP2_I8MM | HWCAP2_BF16;
     return has_neon_dot() && (getauxval(AT_HWCAP2) & kBoth) == kBoth;
 }
+
+// Vectors are of this length exactly: the kernels count on it.
+[[maybe_unused]] bool has_sve256() {
+    constexpr unsigned long kBoth = HWCAP2_SVEI8MM | HWCAP2_SVEBF16;
+    if (!has_neon_bf16() || (getauxval(AT_HWCAP) & HWCAP_SVE) == 0 || (getauxval(AT_HWCAP2) & kBoth) != kBoth) return false;
+    const int length = prctl(PR_SVE_GET_VL);
+    return length >= 0 && (length & PR_SVE_VL_LEN_MASK) == 32;
+}
 #endif
 
 std::string names(bool supported_only) {
@@ -167,6 +179,9 @@ const std::vector<Tier> &compiled_tiers() {
 #endif
 #ifdef HEADRACE_TIER_neon_bf16
         {"neon_bf16", neon_bf16::table, has_neon_bf16, false},
+#endif
+#ifdef HEADRACE_TIER_sve256
+        {"sve256", sve256::table, has_sve256, false},
 #endif
 #ifdef HEADRACE_TIER_emulated_avx512
         {"emulated_avx512", emulated_avx512::table, always, true},

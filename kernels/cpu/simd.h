@@ -14,6 +14,9 @@
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
+#ifdef __ARM_FEATURE_SVE
+#include <arm_sve.h>
+#endif
 
 #include "kernels.h"
 
@@ -23,6 +26,8 @@
 #define HEADRACE_HAS_256 1
 #elif HEADRACE_LANES == 4 && defined(__ARM_FEATURE_DOTPROD)
 #define HEADRACE_HAS_NEON 1
+#elif HEADRACE_LANES == 8 && __ARM_FEATURE_SVE_BITS == 256
+#define HEADRACE_HAS_SVE 1
 #endif
 #define INLINE inline __attribute__((always_inline))
 #define INLINE_LAMBDA __attribute__((always_inline))
@@ -38,6 +43,15 @@ typedef uint32_t U __attribute__((vector_size(4 * kLanes)));
 typedef int16_t S __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t H __attribute__((vector_size(2 * kLanes)));
 typedef uint8_t B __attribute__((vector_size(kLanes)));
+
+#if defined(HEADRACE_HAS_SVE)
+typedef svfloat32_t SveFloats __attribute__((arm_sve_vector_bits(256)));
+typedef svint32_t SveInts __attribute__((arm_sve_vector_bits(256)));
+typedef svuint32_t SveWords __attribute__((arm_sve_vector_bits(256)));
+typedef svuint8_t SveBytes __attribute__((arm_sve_vector_bits(256)));
+typedef svint8_t SveSigned __attribute__((arm_sve_vector_bits(256)));
+typedef svbfloat16_t SveHalves __attribute__((arm_sve_vector_bits(256)));
+#endif
 
 struct bf16 {
     uint16_t bits;
@@ -89,6 +103,8 @@ INLINE V fma(V a, V b, V c) {
     return _mm256_fmadd_ps(a, b, c);
 #elif defined(HEADRACE_HAS_NEON)
     return vfmaq_f32(c, a, b);
+#elif defined(HEADRACE_HAS_SVE)
+    return svmla_f32_x(svptrue_b32(), static_cast<SveFloats>(c), static_cast<SveFloats>(a), static_cast<SveFloats>(b));
 #elif defined(__aarch64__)
     V result;
     for (int i = 0; i < kLanes; ++i) result[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -117,6 +133,8 @@ INLINE V sqrt(V a) {
     return _mm256_sqrt_ps(a);
 #elif defined(HEADRACE_HAS_NEON)
     return vsqrtq_f32(a);
+#elif defined(HEADRACE_HAS_SVE)
+    return svsqrt_f32_x(svptrue_b32(), static_cast<SveFloats>(a));
 #else
     V result;
     for (int i = 0; i < kLanes; ++i) result[i] = __builtin_sqrtf(a[i]);
@@ -163,6 +181,8 @@ INLINE U widen(H a) {
     return bits_as<U>(_mm512_cvtepu16_epi32(bits_as<__m256i>(a)));
 #elif defined(HEADRACE_HAS_256)
     return bits_as<U>(_mm256_cvtepu16_epi32(bits_as<__m128i>(a)));
+#elif defined(HEADRACE_HAS_SVE)
+    return bits_as<U>(SveWords(svld1uh_u32(svptrue_b32(), reinterpret_cast<const uint16_t *>(&a))));
 #else
     return __builtin_convertvector(a, U);
 #endif
@@ -172,6 +192,8 @@ INLINE U widen(B a) {
     return bits_as<U>(_mm512_cvtepu8_epi32(bits_as<__m128i>(a)));
 #elif defined(HEADRACE_HAS_256)
     return bits_as<U>(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bits_as<int64_t>(a))));
+#elif defined(HEADRACE_HAS_SVE)
+    return bits_as<U>(SveWords(svld1ub_u32(svptrue_b32(), reinterpret_cast<const uint8_t *>(&a))));
 #else
     return __builtin_convertvector(a, U);
 #endif
@@ -182,6 +204,10 @@ INLINE H low_halves(U a) {
 #elif defined(HEADRACE_HAS_256)
     const __m256i words = bits_as<__m256i>(a & 0xFFFF), packed = _mm256_packus_epi32(words, words);
     return bits_as<H>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#elif defined(HEADRACE_HAS_SVE)
+    H result;
+    svst1h_u32(svptrue_b32(), reinterpret_cast<uint16_t *>(&result), bits_as<SveWords>(a));
+    return result;
 #else
     return __builtin_convertvector(a, H);
 #endif
@@ -193,6 +219,10 @@ INLINE B low_bytes(U a) {
     const __m256i order = _mm256_set1_epi32(0x0C080400), first = _mm256_shuffle_epi8(bits_as<__m256i>(a), order);
     const __m128i ends = _mm_unpacklo_epi32(_mm256_castsi256_si128(first), _mm256_extracti128_si256(first, 1));
     return bits_as<B>(_mm_cvtsi128_si64(ends));
+#elif defined(HEADRACE_HAS_SVE)
+    B result;
+    svst1b_u32(svptrue_b32(), reinterpret_cast<uint8_t *>(&result), bits_as<SveWords>(a));
+    return result;
 #else
     return __builtin_convertvector(a, B);
 #endif
@@ -235,6 +265,8 @@ INLINE V load_as_float(const f16 *data) {
     return _mm256_cvtph_ps(load<__m128i>(data));
 #elif defined(HEADRACE_HAS_NEON)
     return vcvt_f32_f16(bits_as<float16x4_t>(load<H>(data)));
+#elif defined(HEADRACE_HAS_SVE)
+    return svcvt_f32_f16_x(svptrue_b32(), svreinterpret_f16(bits_as<SveWords>(widen(load<H>(data)))));
 #else
     V result;
     for (int i = 0; i < kLanes; ++i) result[i] = to_float(data[i]);
@@ -292,6 +324,9 @@ INLINE void store_from_float(f16 *data, V value) {
     store(data, _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(HEADRACE_HAS_NEON)
     store(data, vcvt_f16_f32(value));
+#elif defined(HEADRACE_HAS_SVE)
+    const SveWords halves = svreinterpret_u32(svcvt_f16_f32_x(svptrue_b32(), static_cast<SveFloats>(value)));
+    store(data, low_halves(bits_as<U>(halves)));
 #else
     for (int i = 0; i < kLanes; ++i) from_float(data + i, value[i]);
 #endif
@@ -334,6 +369,8 @@ INLINE I dot_u8_i8(I acc, I x, I w) {
     return bits_as<I>(_mm512_dpbusd_epi32(bits_as<__m512i>(acc), bits_as<__m512i>(x), bits_as<__m512i>(w)));
 #elif defined(HEADRACE_HAS_NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
     return bits_as<I>(vusdotq_s32(bits_as<int32x4_t>(acc), bits_as<uint8x16_t>(x), bits_as<int8x16_t>(w)));
+#elif defined(HEADRACE_HAS_SVE)
+    return svusdot_s32(static_cast<SveInts>(acc), bits_as<SveBytes>(x), bits_as<SveSigned>(w));
 #elif defined(HEADRACE_HAS_NEON)
     // x = (x - 128) + 2 * 64, of which signed bytes hold each part.
     const int8x16_t weights = bits_as<int8x16_t>(w), below = veorq_s8(bits_as<int8x16_t>(x), vdupq_n_s8(-128));
@@ -351,6 +388,8 @@ INLINE V dot_bf16(V acc, I w, I x) {
     return _mm512_dpbf16_ps(acc, bits_as<__m512bh>(w), bits_as<__m512bh>(x));
 #elif defined(HEADRACE_HAS_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     return vbfdotq_f32(acc, bits_as<bfloat16x8_t>(w), bits_as<bfloat16x8_t>(x));
+#elif defined(HEADRACE_HAS_SVE)
+    return svbfdot_f32(static_cast<SveFloats>(acc), bits_as<SveHalves>(w), bits_as<SveHalves>(x));
 #else
     const I high = splat_word(0xFFFF0000);
     acc = acc + bits_as<V>(w << 16) * bits_as<V>(x << 16);

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not COMPILER or not EMULATOR, reason="no cross compiler or no emulator for aarch64"),
 ]
 ROOT = Path(__file__).parents[2]
-TIERS = ("scalar", "neon_dot", "neon_bf16")
+TIERS = ("scalar", "neon_dot", "neon_bf16", "sve256")
 SHARED = ("attention_plan", "isa", "memory", "numa", "pack", "pack_blocks", "thread_pool")
 FORMATS: tuple[str, ...] = tuple("float32 bfloat16 float16 int8 q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k int4".split())
 """In the order of kernels.h."""
@@ -65,7 +65,7 @@ def compile_one(arguments: Sequence[str]) -> None:
     assert not done.returncode, done.stderr
 
 
-def run(driver: Path, data: bytes = b"", *, cpu: str = "max", tier: str = "") -> "subprocess.CompletedProcess[bytes]":
+def run(driver: Path, data: bytes = b"", *, cpu: str = "max,sve-default-vector-length=32", tier: str = "") -> "subprocess.CompletedProcess[bytes]":
     environment = {**os.environ, "HEADRACE_CPU_ISA": tier}
     return subprocess.run(
         [str(EMULATOR), "-cpu", cpu, str(driver)], input=data, capture_output=True, env=environment, check=False
@@ -103,7 +103,15 @@ def weight_bytes(random: np.random.Generator, format: str, rows: int, cols: int)
 
 
 def test_tiers_follow_the_cpu(driver: Path) -> None:
-    for cpu, expected in (("cortex-a53", TIERS[:1]), ("neoverse-n1", TIERS[:2]), ("max", TIERS)):
+    # Of SVE the length counts: 256 bits, no more and no less.
+    for cpu, expected in (
+        ("cortex-a53", TIERS[:1]),
+        ("neoverse-n1", TIERS[:2]),
+        ("max,sve=off", TIERS[:3]),
+        ("max,sve-default-vector-length=16", TIERS[:3]),
+        ("max,sve-default-vector-length=64", TIERS[:3]),
+        ("max,sve-default-vector-length=32", TIERS),
+    ):
         assert run(driver, cpu=cpu).stdout.decode().split() == list(expected)
     refused = run(driver, header(0, 0, 1, 1, 0, 0, 1, 0, 0) + bytes(8), cpu="neoverse-n1", tier="neon_bf16")
     assert b"this CPU (or its operating system) lacks the instructions" in refused.stderr
