@@ -20,6 +20,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 
+FREES_MEMORY = (
+    "a smaller --kv-memory or --max-model-len",
+    "weights of fewer bits: --quantize int8 or int4",
+    "headrace plan MODEL, which says what takes how much",
+)
+
+
 class HeadraceError(Exception):
     """What happened, with the values that matter, and up to three commands or settings that would work.
 
@@ -95,9 +102,13 @@ class Unsupported(PlatformError):
 
 
 class OutOfMemory(PlatformError):
-    """An allocation failed on the device; the engine may try again with less."""
+    """An allocation failed on the device; the engine may try again with less. Without remedies of its own it has those
+    that free memory wherever it was asked for."""
 
     exit_code = 4
+
+    def __init__(self, reason: str, *, remedies: Sequence[str] = FREES_MEMORY) -> None:
+        super().__init__(reason, remedies=remedies)
 
 
 class DeviceLost(PlatformError):

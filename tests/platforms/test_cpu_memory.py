@@ -248,10 +248,11 @@ resource.setrlimit(resource.RLIMIT_AS, (used + (400 << 20), used + (400 << 20)))
 try:
     LLM({folder!r}, **options)
 except OutOfMemory as error:
-    print("refused:", error.reason)
+    print("refused:", error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "refused: this machine has no memory left for a KV cache of 6" in done.stdout, done.stderr[-2000:]
+    assert "try: a smaller --kv-memory" in done.stdout
 
 
 def test_more_threads_than_cores(folder: str) -> None:
