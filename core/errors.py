@@ -19,7 +19,6 @@ HeadraceError
 from collections.abc import Sequence
 from typing import ClassVar
 
-
 FREES_MEMORY = (
     "a smaller --kv-memory or --max-model-len",
     "weights of fewer bits: --quantize int8 or int4",

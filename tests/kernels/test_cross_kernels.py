@@ -65,7 +65,9 @@ def compile_one(arguments: Sequence[str]) -> None:
     assert not done.returncode, done.stderr
 
 
-def run(driver: Path, data: bytes = b"", *, cpu: str = "max,sve-default-vector-length=32", tier: str = "") -> "subprocess.CompletedProcess[bytes]":
+def run(
+    driver: Path, data: bytes = b"", *, cpu: str = "max,sve-default-vector-length=32", tier: str = ""
+) -> "subprocess.CompletedProcess[bytes]":
     environment = {**os.environ, "HEADRACE_CPU_ISA": tier}
     return subprocess.run(
         [str(EMULATOR), "-cpu", cpu, str(driver)], input=data, capture_output=True, env=environment, check=False
