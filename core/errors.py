@@ -101,8 +101,8 @@ class Unsupported(PlatformError):
 
 
 class OutOfMemory(PlatformError):
-    """An allocation failed on the device; the engine may try again with less. Without remedies of its own it has those
-    that free memory wherever it was asked for."""
+    """An allocation failed on the device; the engine may try again with less. Without remedies of its own it has
+    those that free memory wherever it was asked for."""
 
     exit_code = 4
 
