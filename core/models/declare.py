@@ -533,8 +533,9 @@ def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
         cut = partial(_filled, (size,), -NormalDist().inv_cdf(mlp.sparsity))
         yield Param(name=f"{prefix}.cut", shape=(size,), kind="constant", compute=cut)
     if mlp.xielu:
-        yield Param(name=f"{prefix}.act.alpha_p", shape=(1,), kind="vector")
-        yield Param(name=f"{prefix}.act.alpha_n", shape=(1,), kind="vector")
+        for name, alpha in zip("pn", mlp.xielu_alphas or (None, None), strict=True):
+            known = None if alpha is None else partial(_filled, (1,), alpha)
+            yield Param(name=f"{prefix}.act.alpha_{name}", shape=(1,), kind="vector", compute=known)
     if mlp.inner_norm is not None:
         yield from leaves.norm(mlp.inner_norm, f"{prefix}.inner_norm", size)
     yield from leaves.linear(f"{prefix}.down_proj", hidden_size, size, "row", mlp.bias)

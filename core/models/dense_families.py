@@ -215,15 +215,21 @@ def _phi3(config: HFConfig) -> ModelSpec:
 
 
 def _apertus(config: HFConfig) -> ModelSpec:
-    """Other activations than xIELU have no parameters."""
-    is_xielu = config.text("hidden_act") == "xielu"
-    return llama_like(
+    """Other activations than xIELU have no parameters; a GGUF file says them in its config."""
+    is_xielu, alphas = config.text("hidden_act") == "xielu", config.get("xielu_alphas")
+    spec = llama_like(
         config.replace(hidden_act="silu") if is_xielu else config,
         rms_norm_eps=1e-5,
         qk_norm="head",
         mlp={"gated": False, "xielu": is_xielu},
         **ATTN_FLAG,
     )
+    if alphas is None:
+        return spec
+    layers = zip(spec.layers, alphas, strict=True)
+    known = (dataclasses.replace(layer.mlp, xielu_alphas=(float(p), float(n))) for layer, (p, n) in layers)
+    blocks = zip(spec.layers, known, strict=True)
+    return dataclasses.replace(spec, layers=tuple(dataclasses.replace(layer, mlp=mlp) for layer, mlp in blocks))
 
 
 def _apertus1p5(config: HFConfig) -> ModelSpec:

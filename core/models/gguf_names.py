@@ -140,5 +140,5 @@ def _by_layout(spec: ModelSpec, tensor_names: Collection[str]) -> dict[str, str]
     return modules
 
 
-_IGNORE = (r"^rope_(freqs|factors_long|factors_short)\.weight$", r"\.attn_rot_embd$")
+_IGNORE = (r"\.indexer\.", r"^rope_(freqs|factors_long|factors_short)\.weight$", r"\.attn_rot_embd$")
 """The rope tensors are part of the config: config_from_gguf reads them."""

@@ -211,6 +211,8 @@ class MlpSpec:
     (Gemma 3n)"""
     xielu: bool = False
     """the activation is xIELU (Huang and Schlag 2024), which has two parameters, instead"""
+    xielu_alphas: tuple[float, float] | None = None
+    """those parameters, where the checkpoint has no tensors of them"""
 
 
 NO_ATTENTION = AttentionSpec(num_heads=0, num_kv_heads=0, head_dim=0, scale=1.0)

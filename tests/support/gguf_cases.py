@@ -6,12 +6,16 @@ from typing import Any
 from golden_cases import CASES as GOLDEN
 from golden_cases import FIRST, FLAGS, GEMMA, LATENT, LONGROPE
 from paged_model import Case
+from recent_cases import MIMO, MISTRAL4
 from recurrent_cases import BAMBA, DELTA, FALCON_H1, HYBRID, KIMI, NEMOTRON_H
 
 _GEMMA: dict[str, Any] = {**GEMMA, "query_pre_attn_scalar": 24}
 _GRANITE: dict[str, Any] = {**BAMBA, **HYBRID, "attention_multiplier": 0.1}
 _FALCON = {"ffn_hidden_size": 256}
 _MAMBA = {"state_size": 8, "intermediate_size": 128, "expand": 2}
+_MINICPM: dict[str, Any] = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 0.7, "attention_multiplier": 0.25, "logits_scaling": 0.25,
+}  # fmt: skip
 _NO_GROUPS: dict[str, Any] = {**LATENT, "n_group": None, "topk_group": None, "num_experts_per_tok": 2}
 _NAMED = {case.name: case for case in (*FIRST, *GOLDEN, *FLAGS)}
 GGUF_CASES: dict[str, Case] = {
@@ -82,6 +86,14 @@ GGUF_CASES: dict[str, Case] = {
             ("qwen3vlmoe", "qwen3_moe", {"head_dim": 16, "norm_topk_prob": True}),
             ("internlm2", "llama", {}),
             ("smollm3", "smollm3", {"tie_word_embeddings": True}),
+            ("exaone", "exaone", {"head_dim": 16, "tie_word_embeddings": False}),
+            ("apertus", "apertus", {}),
+            ("bitnet", "bitnet", {"hidden_act": "silu", "tie_word_embeddings": True}),
+            ("bitnet_relu2", "bitnet", {"tie_word_embeddings": True}),
+            ("minicpm", "granite", _MINICPM),
+            ("glm_dsa", "glm_moe_dsa", {**LATENT, "n_group": 1, "topk_group": 1, "v_head_dim": 12}),
+            ("mistral4", "mistral4", {**MISTRAL4, "first_k_dense_replace": 0}),
+            ("mimo2", "mimo_v2_flash", {**MIMO, "num_hidden_layers": 4}),
             ("llama4", "llama4_text", {"head_dim": 16, "floor_scale": 8192}),
         )
     },

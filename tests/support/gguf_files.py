@@ -1,7 +1,8 @@
 """Tiny checkpoints of transformers as GGUF files, as llama.cpp's converter writes them.
 
 Metadata is what that converter wrote (gguf_metadata.json, recorded with the one in llama-cpp-python 0.3.36; those of
-Qwen-VL, Qwen3.5, EmbeddingGemma and InternLM 2 are others' with their name); names of tensors are the gguf package's;
+Qwen-VL, Qwen3.5, EmbeddingGemma and InternLM 2 are others' with their name; those from exaone_gguf on are what its
+source says); names of tensors are the gguf package's;
 how their numbers are rearranged stands here, and was compared with that converter's files. Heads of Qwen3.5 are
 reordered as the converter's source says.
 """
@@ -22,7 +23,7 @@ Tensors = Mapping[str, Data]
 METADATA: Mapping[str, Mapping[str, Any]] = json.loads(Path(__file__).with_name("gguf_metadata.json").read_text())
 """Case -> metadata, keys of an architecture without its name before them."""
 PAIRS = (
-    "llama", "granite", "granitemoe", "granitehybrid", "arcee", "smollm3", "olmo", "mistral3", "internlm2",
+    "llama", "granite", "minicpm", "granitemoe", "granitehybrid", "arcee", "smollm3", "olmo", "mistral3", "internlm2",
 )  # fmt: skip
 """Architectures whose query and key rows are stored for interleaved rope."""
 _TILED = ("qwen35", "qwen35moe")
@@ -32,6 +33,9 @@ _SPELLINGS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj", "v1": "up_p
 _RENAMES = (
     (r"\bdt_bias$", "dt_proj.bias"),
     (r"(sinks|correct_output_scale|layer_scalar|per_expert_scale)$", r"\1.weight"),
+    (r"\.attn_sub_norm\.", ".inner_attn_ln."),
+    (r"\.ffn_sub_norm\.", ".ffn_layernorm."),
+    (r"\.attention_sink_bias$", ".sinks.weight"),
     (r"\.block_sparse_moe\.(\w+_proj)", r".mlp.\1"),
     (r"(expert_bias|e_score_correction)(_bias)?$", r"\1.bias"),
 )
@@ -47,7 +51,12 @@ def write_gguf(case: str, folder: Path, file: Path, more: Mapping[str, Any] | No
     for key, value in keys.items():
         if key != "general.architecture":
             _add(writer, key if key.startswith(("general.", "tokenizer.")) else f"{arch}.{key}", value)
-    for name, data in stored_tensors(arch, keys, config, load_file(folder / "model.safetensors")):
+    tensors = load_file(folder / "model.safetensors")
+    if arch == "apertus":  # whose activations' numbers are metadata
+        for kind in ("alpha_p", "alpha_n", "beta", "eps"):
+            found = [tensors.pop(f"model.layers.{i}.mlp.act_fn.{kind}") for i in range(keys["block_count"])]
+            writer.add_array(f"xielu.{kind}", [float(np.ravel(value)[0]) for value in found])
+    for name, data in stored_tensors(arch, keys, config, tensors):
         writer.add_tensor(name, np.ascontiguousarray(data, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -170,10 +179,10 @@ def _rearranged(
             yield f"{at}.ffn_down_exps.scale", data
         case ["router", "scale"]:
             yield f"{at}.ffn_gate_inp.scale", data
-        case ["experts", "gate_up_proj"] if arch == "qwen35moe":
+        case ["experts", "gate_up_proj"] if arch in ("qwen35moe", "mistral4"):
             for piece, half in zip(("gate", "up"), np.split(data, 2, axis=1), strict=True):
                 yield f"{at}.ffn_{piece}_exps.weight", half
-        case ["experts", "down_proj"] if arch == "qwen35moe":
+        case ["experts", "down_proj"] if arch in ("qwen35moe", "mistral4"):
             yield f"{at}.ffn_down_exps.weight", data
         case ["experts", "gate_up_proj"]:  # [experts, in, out], interleaved or not
             halves = (data[..., ::2], data[..., 1::2]) if arch == "gpt-oss" else np.split(data, 2, axis=-1)

@@ -223,14 +223,22 @@ def check_logits(case: Case, folder: Path, *, thoroughly: bool = True) -> float:
 
 def make_checkpoint(case: Case, folder: Path) -> Path:
     """A tiny random model of transformers, saved as people save them."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.for_model(case.twin or case.model_type, **tiny_sizes(case))
-    auto: Any = AutoModelForCausalLM
-    model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model = causal_lm().from_config(config, attn_implementation="eager", dtype=torch.float32)
     randomise(model)
     model.save_pretrained(folder)
     return folder
+
+
+def causal_lm() -> Any:
+    """transformers' table of causal models, with those that it only has inside others."""
+    from transformers import AutoModelForCausalLM, Mistral4Config, Mistral4ForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    auto.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
+    return auto
 
 
 def tiny_sizes(case: Case) -> dict[str, Any]:
@@ -281,9 +289,7 @@ def make_sequences(case: Case) -> list[list[int]]:
 
 def hf_logits(folder: Path, attention: str, sequences: Sequence[Sequence[int]]) -> list[torch.Tensor]:
     """Logits of each sequence by transformers, loaded from the same files."""
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
+    model: Any = causal_lm().from_pretrained(folder, attn_implementation=attention, dtype=torch.float32)
     with torch.inference_mode():
         return [model.eval()(torch.tensor([list(ids)]), use_cache=False).logits[0] for ids in sequences]
 

@@ -57,7 +57,13 @@ LONGCAT: Mapping[str, Any] = {
     "num_layers": 2, "zero_expert_num": 4, "num_key_value_heads": 4, "head_dim": 8, "expert_ffn_hidden_size": 32,
     "moe_topk": 4,
 }  # fmt: skip
+MISTRAL4: Mapping[str, Any] = {
+    "num_key_value_heads": 4, "n_group": 1, "qk_nope_head_dim": 8, "rope_parameters": {
+        **YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+    },
+}  # fmt: skip
 RECENT_CASES = (
+    Case("mistral4", "mistral4", MISTRAL4, lengths=(50, 9)),
     Case("longcat_flash", "longcat_flash", LONGCAT),
     Case("diffllama", "diffllama", {"head_dim": 24}),
     Case("axk1", "axk1", {"num_key_value_heads": 4, "mlp_layer_types": SPARSE}),
