@@ -106,9 +106,7 @@ def selective_scan(
     decay = torch.exp(-step * a_log.exp().view(x.shape[1], -1))[:, :, None]  # [num_tokens, num_heads, 1, 1 or n]
     inputs = x.to(wide) * step
     b, c = (array.to(wide).repeat_interleave(group, 1) for array in (b, c))
-    current, y = _load(state, from_slots), torch.empty_like(inputs)
-    if max_query_len == 1:
-        current = current[_owners(query_start_loc, len(x))]
+    current, y = _before(state, from_slots, query_start_loc, len(x), max_query_len), torch.empty_like(inputs)
     for requests, tokens in _in_step(query_start_loc, max_query_len):
         outer = inputs[tokens][..., None] * b[tokens][:, :, None]
         current[requests] = current[requests] * decay[tokens] + outer
@@ -163,9 +161,7 @@ def gated_delta(
     v, rate = value.to(wide), beta_scale * beta.to(wide).sigmoid()
     steps = dt.to(wide).view(len(value), num_heads, -1)  # [num_tokens, num_heads, 1 or key_dim]
     decay = torch.exp(-a_log.exp()[:, None] * F.softplus(steps + dt_bias.view(num_heads, -1)))[..., None]
-    current, y = _load(state, from_slots), torch.empty_like(v)
-    if max_query_len == 1:
-        current = current[_owners(query_start_loc, len(v))]
+    current, y = _before(state, from_slots, query_start_loc, len(v), max_query_len), torch.empty_like(v)
     for requests, tokens in _in_step(query_start_loc, max_query_len):
         decayed = current[requests] * decay[tokens]
         known = (decayed * k[tokens][..., None]).sum(-2)
@@ -202,9 +198,8 @@ def wkv(
 
     wide = torch.promote_types(value.dtype, torch.float32)
     keys, values, rate = key.to(wide), value.to(wide), a_log.to(wide).exp()
-    current, y = _load(state, from_slots).to(wide), torch.empty_like(values)
-    if max_query_len == 1:
-        current = current[_owners(query_start_loc, len(values))]
+    current, y = _before(state, from_slots, query_start_loc, len(values), max_query_len), torch.empty_like(values)
+    current = current.to(wide)
 
     def join(top: "torch.Tensor", held: "torch.Tensor", new: "torch.Tensor", v: "torch.Tensor") -> "torch.Tensor":
         """Sums that are divided by exp(top), and a value of weight exp(new): [m, 3, n]."""
@@ -235,6 +230,14 @@ def _load(state: "torch.Tensor", from_slots: "torch.Tensor") -> "torch.Tensor":
     """A copy of the states before each row: [num_reqs, *shape]."""
     slots = from_slots[:, 0].long()
     return state[slots.clamp(min=0)].masked_fill(slots.view(-1, *(1,) * (state.dim() - 1)) < 0, 0)
+
+
+def _before(
+    state: "torch.Tensor", from_slots: "torch.Tensor", query_start_loc: "torch.Tensor", num_tokens: int, most: int
+) -> "torch.Tensor":
+    """The states that the recurrences begin with, as `_in_step` counts them: of each request, or of each token."""
+    states = _load(state, from_slots)
+    return states[_owners(query_start_loc, num_tokens)] if most == 1 else states
 
 
 def _keep(state: "torch.Tensor", values: "torch.Tensor", to_slots: "torch.Tensor") -> None:

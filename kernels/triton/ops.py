@@ -390,40 +390,35 @@ class TritonOps(QuantizedOps, StateOps):
         outputs = (torch.zeros if partial else torch.empty)(
             (num_rows, hidden_size), dtype=torch.float32, device=x.device
         )
-        op = "grouped_experts"
-        how: dict[str, Any] = {"activation": activation, "clamp": clamp}
-        if isinstance(gate_up, QuantizedWeight):
-            self.quantized_experts(
-                op, x, gate_up, gate_up_bias, routed, inner, is_up=True, is_scaled=scale_input, **how
-            )
-        else:
-            self._dense_up(x, gate_up, gate_up_bias, routed, inner, is_scaled=scale_input, **how)
-        op = f"{op}.down"
-        if isinstance(down, QuantizedWeight):
-            self.quantized_experts(
-                op, inner, down, down_bias, routed, outputs, is_up=False, is_scaled=not scale_input
-            )
-        else:
-            self._dense_down(op, inner, down, down_bias, routed, outputs, is_scaled=not scale_input)
+        how: dict[str, Any] = {"activation": activation, "clamp": clamp, "is_scaled": scale_input}
+        self._experts("grouped_experts", x, gate_up, gate_up_bias, routed, inner, is_up=True, **how)
+        how = {"is_up": False, "is_scaled": not scale_input}
+        self._experts("grouped_experts.down", inner, down, down_bias, routed, outputs, **how)
         return outputs.view(num_tokens, experts.shape[1], hidden_size).sum(1).to(x.dtype)
 
-    def _dense_up(
+    def _experts(
         self,
+        op: str,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | QuantizedWeight,
         bias: torch.Tensor | None,
         routed: Routed,
         out: torch.Tensor,
         *,
+        is_up: bool,
         is_scaled: bool,
-        activation: str,
-        clamp: float,
-    ) -> None:
-        """The inside of each pair's expert, in sorted rows."""
-        order = routed.sorted
+        activation: str = "silu",
+        clamp: float = 0.0,
+    ) -> torch.Tensor:
+        """The inside of each pair's expert in sorted rows (is_up), or what the pair adds, float32."""
+        if isinstance(weight, QuantizedWeight):
+            how: dict[str, Any] = {"is_up": is_up, "is_scaled": is_scaled, "activation": activation, "clamp": clamp}
+            return self.quantized_experts(op, x, weight, bias, routed, out, **how)
+        order, per_token = routed.sorted, routed.weights.shape[1]
+        gate = {"PER_TOKEN": per_token, "ACTIVATION": activation, "CLAMP": clamp > 0} if is_up else {}
         self.launch(
-            "grouped_experts",
-            glu_experts_kernel,
+            op,
+            glu_experts_kernel if is_up else down_experts_kernel,
             (routed.num_tiles, triton.cdiv(out.shape[1], self.tuning.expert_cols)),
             x,
             weight,
@@ -434,49 +429,15 @@ class TritonOps(QuantizedOps, StateOps):
             order.counts,
             order.ends,
             out,
-            clamp,
-            PER_TOKEN=routed.weights.shape[1],
+            *([clamp] if is_up else []),
             IN=x.shape[1],
             OUT=out.shape[1],
-            ACTIVATION=activation,
-            CLAMP=clamp > 0,
             BIAS=bias is not None,
             SCALE=is_scaled,
+            **gate,
             **self._expert_cut(weight, routed),
         )
-
-    def _dense_down(
-        self,
-        op: str,
-        inner: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        routed: Routed,
-        out: torch.Tensor,
-        *,
-        is_scaled: bool,
-    ) -> None:
-        """What each pair adds, float32."""
-        order = routed.sorted
-        self.launch(
-            op,
-            down_experts_kernel,
-            (routed.num_tiles, triton.cdiv(out.shape[1], self.tuning.expert_cols)),
-            inner,
-            weight,
-            bias,
-            routed.weights,
-            order.order,
-            order.first,
-            order.counts,
-            order.ends,
-            out,
-            IN=inner.shape[1],
-            OUT=out.shape[1],
-            BIAS=bias is not None,
-            SCALE=is_scaled,
-            **self._expert_cut(weight, routed),
-        )
+        return out
 
     def _expert_cut(self, weight: torch.Tensor, routed: Routed) -> dict[str, Any]:
         tuning = self.tuning
