@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from .tuning import Tuning
 
 LAUNCHES: Counter[str] = Counter()
@@ -23,6 +25,12 @@ class Launcher:
     def warps(self, values: int) -> int:
         """Warps for a program that holds this many values."""
         return max(1, min(16, values // 512))
+
+    def room(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """An array to fill, with the dtype of another. No request fills the rows of padding, which go on through the
+        model: whatever they hold on a GPU, zeros where the interpreter would warn of it."""
+        make = torch.zeros if self.wide_dot else torch.empty
+        return make(shape, dtype=like.dtype, device=like.device)
 
     def launch(self, op: str, kernel: Any, grid: Sequence[int], *args: Any, **options: Any) -> None:
         """Run a kernel over a grid; nothing is run over an empty one."""

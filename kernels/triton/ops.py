@@ -284,7 +284,7 @@ class TritonOps(QuantizedOps, StateOps):
         longest = max_seq_len or block_table.shape[1] * block_size
         num_splits = triton.cdiv(longest, self.tuning.split_keys) if decode else 1
         tiles = num_reqs if decode else num_tokens // (rows // tile_heads) + num_reqs
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        out = self.room(query.shape, query)
         if not num_tokens:
             return out
         parts, stats = self._workspace(num_splits, num_reqs, num_heads, head_dim, query.device)

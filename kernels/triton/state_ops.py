@@ -33,7 +33,7 @@ class StateOps(Launcher):
         """x: [num_tokens, n]. Two launches: what stood before the step is copied before any of it is overwritten."""
         num_tokens, n = x.shape
         num_reqs, width = len(query_start_loc) - 1, weight.shape[-1]
-        out = torch.empty((num_tokens, n), dtype=x.dtype, device=x.device)
+        out = self.room((num_tokens, n), x)
         if not num_tokens:
             return out, state
         history = torch.empty((num_reqs, width - 1, n), dtype=state.dtype, device=x.device)
@@ -94,7 +94,7 @@ class StateOps(Launcher):
         max_query_len: int = 0,
     ) -> Arrays:
         """x: [num_tokens, num_heads, head_dim]."""
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = self.room(x.shape, x)
         if not len(x):
             return out, state
         num_values, (num_groups, size) = x.shape[1] * x.shape[2], b.shape[1:]
@@ -147,7 +147,7 @@ class StateOps(Launcher):
         max_query_len: int = 0,
     ) -> Arrays:
         """query, key: [num_tokens, num_key_heads, key_dim]; value: [num_tokens, num_heads, head_dim]."""
-        out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        out = self.room(value.shape, value)
         if not len(value):
             return out, state
         num_heads, head_dim, key_dim = value.shape[1], value.shape[2], key.shape[2]
@@ -195,7 +195,7 @@ class StateOps(Launcher):
         max_query_len: int = 0,
     ) -> Arrays:
         """key, value: [num_tokens, n]."""
-        out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        out = self.room(value.shape, value)
         if not len(value):
             return out, state
         n = value.shape[1]
