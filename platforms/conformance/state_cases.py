@@ -66,7 +66,8 @@ def wkv(rng: Rng) -> Iterator[Case]:
 
 
 def _batches(rng: Rng) -> Iterator[tuple[str, list[Value], int]]:
-    """(name, query_start_loc, from_slots and to_slots, max_query_len). Slots that are read are not written."""
+    """(name, query_start_loc, from_slots and to_slots, max_query_len). In the last two batches a row's last state
+    takes the place of the one that it began with; in the others no slot is both read and written."""
     for what, counts, most in (
         ("mixed rows", (5, 1, 0, 33, 2), 0),
         ("the last state of each row", (5, 1, 0, 33, 2), 0),
@@ -78,6 +79,8 @@ def _batches(rng: Rng) -> Iterator[tuple[str, list[Value], int]]:
         kept = 20 + rng.permutation(NUM_SLOTS - 20)[: starts[-1]]
         if what.startswith("the last"):
             kept[~np.isin(np.arange(starts[-1]), starts[1:] - 1)] = -1
+        if most:
+            kept[starts[1:] - 1] = np.where(before[:, 0] < 0, kept[starts[1:] - 1], before[:, 0])
         yield what, [whole(starts), whole(before), whole(kept)], most
 
 

@@ -239,6 +239,12 @@ def _keeps_the_inputs_before(
     return out, state
 
 
+def _reads_what_it_wrote(x: Any, w: Any, b: Any, state: Any, starts: Any, before: Any, kept: Any, **o: Any) -> Any:
+    """States are kept first, and then read; right where no row's new state takes the place of its old one."""
+    OpTable.causal_conv(x, w, b, state, starts, before, kept, **o)
+    return OpTable.causal_conv(x, w, b, state, starts, before, kept, **o)
+
+
 def _state_of_nobody(*args: Any, **kwargs: Any) -> Any:
     *rest, before, kept = args
     scan: Op = OpTable.selective_scan
@@ -322,6 +328,7 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ("grouped_experts", _always_gated, "ops.grouped_experts.float32", "gated"),
     ("causal_conv", _keeps_the_inputs_before, "ops.causal_conv.float32", "error"),
     ("causal_conv", _keeps_the_inputs_before, "model.states", "by 1"),
+    ("causal_conv", _reads_what_it_wrote, "ops.causal_conv.float32", "a long row"),
     ("selective_scan", _state_of_nobody, "ops.selective_scan.float32", "error"),
     ("gated_delta", _forgets_behind_a_chunk, "ops.gated_delta.float32", "a long row"),
     ("wkv", _no_largest_exponent, "ops.wkv.float32", "error"),
