@@ -230,6 +230,11 @@ def _minus_factor(start: float, size: int, *vectors: npt.NDArray[np.float32]) ->
     return _filled((size,), -(np.exp(q1 @ k1) - np.exp(q2 @ k2) + start))
 
 
+def _log_rate(rate: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Logarithms of the fastest decays of a real-gated linear recurrent unit, 8 * softplus(rate)."""
+    return np.asarray(np.log(8 * np.logaddexp(0, rate)), np.float32)
+
+
 def _rows(values: tuple[int, ...], size: int) -> npt.NDArray[np.float32]:
     """[len(values), size], each row of one value."""
     return np.repeat(np.asarray(values, np.float32)[:, None], size, axis=1)
@@ -469,6 +474,23 @@ def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
             if mixer.norm is not None:
                 for name, width in (("dt_norm", mixer.dt_rank), ("b_norm", keys), ("c_norm", keys)):
                     yield from leaves.norm(mixer.norm, f"{prefix}.{name}", width)
+        case "lru":
+            rows = {"y_proj": size, "x_proj": size}
+            for param in leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, mixer.bias, heads):
+                yield dataclasses.replace(param, shard="replicated")
+            for name in ("input_gate", "decay_gate"):
+                yield Param(
+                    name=f"{prefix}.{name}.weight",
+                    shape=(size, size // mixer.num_blocks),
+                    kind="stacked",
+                    num_stacked=mixer.num_blocks,
+                )
+            parts = (Part(name=f"{prefix}.rate", rows=size),)
+            yield Param(name=f"{prefix}.dt_bias", shape=(size,), kind="vector", parts=parts, combine=_log_rate)
+            for name in ("a_log", "d"):
+                zeros = partial(_filled, (size,), 0.0)
+                yield Param(name=f"{prefix}.{name}", shape=(size,), kind="constant", compute=zeros)
+            vectors |= {"input_gate.bias": (size,), "decay_gate.bias": (size,)}
         case "wkv":
             yield from time_mix_params(mixer, prefix, hidden_size)
         case "conv":

@@ -30,7 +30,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 TURN_A_PART = frozenset(
     "bamba chatglm codegen glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
     "gpt_neox_japanese gptj laguna mellum mimo_v2_flash minimax_m2 nemotron nomic_bert persimmon phi phi3 "
-    "qwen3_5_moe_text qwen3_5_text qwen3_next sarvam_moe solar_open stablelm".split()
+    "qwen3_5_moe_text qwen3_5_text qwen3_next recurrent_gemma sarvam_moe solar_open stablelm".split()
 )
 """Model types whose rope heeds `partial_rotary_factor`. transformers' classes of all others turn whole heads,
 whatever config.json says; llama.cpp's code heeds it always."""

@@ -77,6 +77,8 @@ def mix(
             out, states = _lightning(ops, mixer, params, prefix, projected, x, states, rows, batch.max_query_len)
         case "conv":
             out, states = _conv(ops, mixer, params, prefix, projected, states, rows)
+        case "lru":
+            out, states = _lru(ops, mixer, params, prefix, projected, states, rows, batch)
     bias = params[f"{prefix}out_proj.bias"] if mixer.out_bias else None
     out = ops.linear(out, params[f"{prefix}out_proj.weight"], bias)
     return (out if mixer.out_scale == 1.0 else ops.scale(out, mixer.out_scale)), states
@@ -211,11 +213,37 @@ def _conv(
     return ops.mul(c, y), (conv_state,)
 
 
+def _lru(
+    ops: OpTable,
+    mixer: MixerSpec,
+    params: Params,
+    prefix: str,
+    x: Array,
+    states: States,
+    rows: Rows,
+    batch: ForwardBatch,
+) -> tuple[Array, States]:
+    """x: [num_tokens, 2 * num_heads], what multiplies the output, and values. A selective state space of one number
+    for each channel, which is written and read as it is."""
+    size = mixer.num_heads
+    y, x = ops.split(x, (size, size))
+    x, conv_state = _causal_conv(ops, mixer, params, prefix, x, states[0], rows)
+    blocks = ops.split_heads(x, head_dim=size // mixer.num_blocks)
+    enters = ops.merge_heads(ops.absorb_keys(blocks, params[f"{prefix}input_gate.weight"]))
+    decays = ops.merge_heads(ops.absorb_keys(blocks, params[f"{prefix}decay_gate.weight"]))
+    enter_bias, decay_bias = params[f"{prefix}input_gate.bias"], params[f"{prefix}decay_gate.bias"]
+    rate = params[f"{prefix}dt_bias"]
+    taken, dt, one = ops.lru_inputs(x, enters, decays, enter_bias, decay_bias, rate, batch.positions)
+    inputs = (taken, dt, one, one)
+    h, state = _selective_scan(ops, mixer, params, prefix, inputs, states[1], rows, batch.max_query_len)
+    return ops.act_mul(ops.concat((y, h)), activation=mixer.activation), (conv_state, state)
+
+
 def _causal_conv(
     ops: OpTable, mixer: MixerSpec, params: Params, prefix: str, x: Array, state: Array, rows: Rows
 ) -> tuple[Array, Array]:
     bias = params[f"{prefix}conv.bias"] if mixer.conv_bias else None
-    activation: Activation | None = None if mixer.kind == "conv" else mixer.activation
+    activation: Activation | None = None if mixer.kind in ("conv", "lru") else mixer.activation
     return ops.causal_conv(x, params[f"{prefix}conv.weight"], bias, state, *rows, activation=activation)
 
 

@@ -276,16 +276,19 @@ class MixerSpec:
     mamba: a selective state space for each channel; mamba2: one with a scalar decay for each head; delta: the gated
     delta rule; conv: a short convolution between two gates (LFM2); lightning: attention without a softmax that
     forgets at a fixed rate (Lightning Attention, Qin et al. 2024); wkv: a weighted mean of values for each channel,
-    and a feed-forward block that keeps a state too (RWKV-4, Peng et al. 2023).
+    and a feed-forward block that keeps a state too (RWKV-4, Peng et al. 2023); lru: a real-gated linear recurrent
+    unit for each channel (Griffin, De et al. 2024).
     """
 
-    kind: Literal["mamba", "mamba2", "delta", "conv", "lightning", "wkv"]
+    kind: Literal["mamba", "mamba2", "delta", "conv", "lightning", "wkv", "lru"]
     num_heads: int
     head_dim: int
-    """values of a head; mamba, conv, wkv: 1, every channel is a head"""
+    """values of a head; mamba, conv, wkv, lru: 1, every channel is a head"""
     conv_width: int = 4
     activation: Activation = "silu"
-    """behind the convolution; lightning: of query, key and value"""
+    """behind the convolution; lightning: of query, key and value; lru: of what multiplies the output"""
+    num_blocks: int = 1
+    """lru: along the diagonal of the matrices that its gates come from"""
     num_key_heads: int = 1
     """groups of heads that share what is written and read by"""
     state_size: int = 0

@@ -115,6 +115,32 @@ def selective_scan(
     return (y + x.to(wide) * d[:, None]).to(x.dtype), state
 
 
+def lru_inputs(
+    x: Array,
+    input_gates: Array,
+    decay_gates: Array,
+    input_bias: Array,
+    decay_bias: Array,
+    log_rate: Array,
+    positions: Array,
+) -> tuple[Array, Array, Array]:
+    """The real-gated linear recurrent unit (De et al. 2024, eq. 1 to 4) as what `selective_scan` takes.
+
+    A channel decays by exp(-u) where u = exp(log_rate) * sigmoid(decay_gates + decay_bias), and takes
+    sqrt(1 - exp(-2 u)) * sigmoid(input_gates + input_bias) * x in, at position 0 without the root. In the scan a_log
+    is 0, dt_bias is log_rate, and b and c are 1. x, input_gates, decay_gates: [num_tokens, n]; biases, log_rate:
+    float32 [n]; positions: int32 [num_tokens]. Returns x and dt of x's shape and dtype, and ones of its dtype,
+    [num_tokens, 1].
+    """
+    import torch
+
+    wide = torch.promote_types(x.dtype, torch.float32)
+    u = log_rate.exp() * (decay_gates.to(wide) + decay_bias).sigmoid()
+    root = torch.where(positions[:, None] == 0, torch.ones_like(u), (-torch.expm1(-2 * u)).sqrt())
+    taken = root * (input_gates.to(wide) + input_bias).sigmoid() * x.to(wide)
+    return (taken / u).to(x.dtype), (u.expm1().log() - log_rate).to(x.dtype), torch.ones_like(x[:, :1])
+
+
 def gated_delta(
     query: Array,
     key: Array,

@@ -57,6 +57,7 @@ class OpTable:
     selective_scan = staticmethod(state.selective_scan)
     gated_delta = staticmethod(state.gated_delta)
     wkv = staticmethod(state.wkv)
+    lru_inputs = staticmethod(state.lru_inputs)
     # whole requests
     encoder_attention = staticmethod(ragged.encoder_attention)
     mean_rows = staticmethod(ragged.mean_rows)

@@ -88,4 +88,17 @@ def _num_tokens(rows: list[Value]) -> int:
     return int(rows[0].array[-1])
 
 
-BY_OP = {"causal_conv": causal_conv, "selective_scan": selective_scan, "gated_delta": gated_delta, "wkv": wkv}
+def lru_inputs(rng: Rng) -> Iterator[Case]:
+    for rows in (0, 1, 37):
+        arrays = [normal(rng, rows, 48) for _ in range(3)]
+        vectors = [normal32(rng, 48) for _ in range(3)]
+        yield Case(f"{rows} rows", [*arrays, *vectors, whole(np.arange(rows) % 9)])
+
+
+BY_OP = {
+    "causal_conv": causal_conv,
+    "selective_scan": selective_scan,
+    "gated_delta": gated_delta,
+    "wkv": wkv,
+    "lru_inputs": lru_inputs,
+}

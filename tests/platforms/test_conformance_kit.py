@@ -58,7 +58,7 @@ def test_our_devices_pass_all_of_it(plugins: Plugins, device: str) -> None:
     subject = Subject(open_on(plugins, device), plugins)
     results = [run_check(spec, subject) for spec in all_checks().values()]
     assert not [result for result in results if result.outcome == "failed"]
-    ops = {"store_rows"} if device == "cpu" and has_native_kernels() else set()  # what is left to torch
+    ops = {"store_rows", "lru_inputs"} if device == "cpu" and has_native_kernels() else set()  # what is left to torch
     unsupported = {f"ops.{op}.{dtype}" for op in ops for dtype in DTYPES}
     unsupported |= {"model.run_ahead", "model.warm", "model.recorded"}  # what their steps have no need of
     if device == "cpu" and has_native_kernels():
@@ -342,6 +342,12 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ),
     ("causal_conv", _starts_from_nothing, "ops.causal_conv.float32", "error"),
     ("selective_scan", _keeps_a_state_too_many, "ops.selective_scan.float32", "error"),
+    (
+        "lru_inputs",
+        lambda x, g, r, a, b, c, p: OpTable.lru_inputs(x, g, r, a, b, c, p + 1),
+        "ops.lru_inputs.float32",
+        "error",
+    ),
     (
         "part_identities",
         lambda w, e, *, num_experts: OpTable.part_identities(w, e, num_experts=num_experts + 1),

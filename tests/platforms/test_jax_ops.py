@@ -44,6 +44,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "gate": ("gate", [X, X[::-1].copy()], {}),
     "mul": ("mul", [X, ROW], {}),
     "clamp": ("clamp", [X], {"limit": 0.5}),
+    "lru_inputs": ("lru_inputs", [X, X[::-1].copy(), X + 1, ROW, ROW, ROW, ints(*range(7))], {}),
     "part_identities": ("part_identities", [normal(3, 4), ints(*range(12)).reshape(3, 4)], {"num_experts": 7}),
     "xielu": ("xielu", [X, normal(1), normal(1)], {}),
     "log_growth": ("log_growth", [ints(0, 5, 8191, 8192, 99999)], {"factor": 0.1, "length": 8192, "shift": 1}),

@@ -72,6 +72,7 @@ RECURRENT_CASES = (
     Case("kimi_linear", "kimi_linear", KIMI),
     Case("minimax", "minimax", {**HYBRID, **MINIMAX}),
     Case("rwkv", "rwkv", {"rescale_every": 2}, has_sdpa=False),
+    Case("recurrent_gemma", "recurrent_gemma", {"attention_window_size": 6}),
 )
 RECURRENT_FLAGS = (
     Case(
@@ -143,5 +144,15 @@ RECURRENT_FLAGS = (
     Case("nemotron_h_gelu", "nemotron_h", {**NEMOTRON_H, "mamba_hidden_act": "gelu", "tie_word_embeddings": True}),
     Case("minimax_window", "minimax", {**HYBRID, **MINIMAX, "sliding_window": 6}),
     Case("kimi_linear_untied", "kimi_linear", {**KIMI, "tie_word_embeddings": True}),
+    Case(
+        "recurrent_gemma_biases",
+        "recurrent_gemma",
+        {
+            "attention_bias": True,
+            "num_key_value_heads": 1,
+            "block_types": ["attention", "recurrent"],
+            "conv1d_width": 3,
+        },
+    ),
     Case("lfm2_moe_plain", "lfm2_moe", {**CONV, "use_expert_bias": False, "norm_topk_prob": False}),
 )

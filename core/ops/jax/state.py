@@ -204,4 +204,22 @@ def _keep(state: Array, values: Array, to_slots: Array) -> Array:
     return state.at[drop_negative(to_slots, state.shape[0])].set(values.astype(state.dtype), mode="drop")
 
 
-FUNCTIONS = (new_state, causal_conv, selective_scan, gated_delta, wkv)
+@compiled()
+def lru_inputs(
+    x: Array,
+    input_gates: Array,
+    decay_gates: Array,
+    input_bias: Array,
+    decay_bias: Array,
+    log_rate: Array,
+    positions: Array,
+) -> tuple[Array, Array, Array]:
+    """(x, dt, ones) of `selective_scan` for a real-gated linear recurrent unit."""
+    u = jnp.exp(log_rate) * jax.nn.sigmoid(widen(decay_gates) + decay_bias)
+    root = jnp.where(positions[:, None] == 0, 1.0, jnp.sqrt(-jnp.expm1(-2 * u)))
+    taken = root * jax.nn.sigmoid(widen(input_gates) + input_bias) * widen(x)
+    dt = jnp.log(jnp.expm1(u)) - log_rate
+    return (taken / u).astype(x.dtype), dt.astype(x.dtype), jnp.ones_like(x[:, :1])
+
+
+FUNCTIONS = (new_state, causal_conv, selective_scan, gated_delta, wkv, lru_inputs)

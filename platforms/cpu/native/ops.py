@@ -92,8 +92,9 @@ _STATES = {"causal_conv": 3, "selective_scan": 7, "gated_delta": 7, "wkv": 4}
 """Which argument of an op holds states."""
 
 
-TORCH_OPS = ("store_rows", "part_identities")
-"""Ops without a native form, which few models need: an encoder of images, experts that give back their input."""
+TORCH_OPS = ("store_rows", "part_identities", "lru_inputs")
+"""Ops without a native form, which few models need: an encoder of images, experts that give back their input, and
+RecurrentGemma."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
