@@ -132,6 +132,15 @@ def hunyuan_like(config: HFConfig, **options: Any) -> ModelSpec:
     )
 
 
+def _cohere_compass(config: HFConfig, **options: Any) -> ModelSpec:
+    """Layers of a kind whose rope parameters are null turn nothing."""
+    kinds, stated = config.texts("layer_types") or (FULL,) * config.num_layers(), config.mapping("rope_parameters")
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    ropes = {kind: stated[kind] if kind in stated else stated or plain for kind in kinds}
+    config = config.replace(rope_parameters={kind: rope or plain for kind, rope in ropes.items()})
+    return llama_like(config, layer_types=kinds, has_rope=[ropes[kind] is not None for kind in kinds], **options)
+
+
 def exaone4_like(config: HFConfig, *, layer: Mapping[str, Any] = _POST_NORM, **options: Any) -> ModelSpec:
     """Norms after the blocks, normalised heads; with a window, only sliding layers have rope. The pattern is a
     number, or one letter a layer: L slides, G sees all."""
@@ -342,6 +351,14 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         cohere_like, defaults=dict(sliding_window=4096),
         layer_types=lambda config: patterned_layer_types(config, config.size("sliding_window_pattern", 4)),
         has_rope="sliding",
+    ),
+    # The language model of North Micro Vision: Command R whose kinds of layers have ropes of their own, which turn
+    # halves, or none.
+    "cohere_compass_text": recipe(
+        _cohere_compass,
+        defaults=dict(max_position_embeddings=8192, sliding_window=4096, tie_word_embeddings=True),
+        norm=partial(layer_norm, bias=False), layer=UNDER_ONE_NORM, logit_scale=number("logit_scale", 1.0, null=1.0),
+        **ATTN_FLAG,
     ),
     # Code World Model: Llama 3 whose layers slide, but for the first of every four; without a window they see
     # everything.

@@ -1,8 +1,7 @@
 """What models with recurrences share: mixers read from a config, and the layers that have them."""
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ..errors import ModelError
 from ..weights.names import Stored
@@ -12,6 +11,10 @@ from .spec import Activation, LayerSpec, MixerSpec, ModelSpec, NormSpec
 
 RECURRENT = ("linear_attention", "mamba", "conv")
 """Layer types that are no attention, as configs spell them."""
+BACKBONE: Mapping[str, str | Stored] = {
+    "embed_tokens": "backbone.embeddings", "final_norm": "backbone.norm_f", "lm_head": "lm_head", "attn_norm": "norm",
+}  # fmt: skip
+"""Modules of a model of mixers alone, as Mamba spells them."""
 _CONTEXT_TOKENS = 32768
 """Context of a model that knows no positions, unless its config states one: what buffers are made for."""
 
@@ -105,16 +108,6 @@ def recurrent_layers(config: HFConfig, *keys: str) -> list[bool]:
                 raise ModelError(f"{config.file} has {config.num_layers()} layers, but {key} names {len(types)}")
             return [kind in RECURRENT for kind in types]
     return []
-
-
-def replace_with_mixers(spec: ModelSpec, mixer: MixerSpec, is_recurrent: Sequence[bool]) -> ModelSpec:
-    """The spec with a mixer in the place of attention where `is_recurrent` says so."""
-    recurrent = LayerSpec(mixer=mixer)
-    layers = (
-        dataclasses.replace(layer, attn=recurrent.attn, mixer=mixer) if flag else layer
-        for layer, flag in zip(spec.layers, is_recurrent, strict=True)
-    )
-    return dataclasses.replace(spec, layers=tuple(layers))
 
 
 def mixers_alone(config: HFConfig, mixer: MixerSpec) -> ModelSpec:

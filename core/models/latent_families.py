@@ -4,16 +4,16 @@ Defaults are those of transformers' config classes. A family that takes more tha
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from ..errors import ModelError
-from ..weights.names import NameTable
+from ..weights.names import NameTable, Stored
 from .config import HFConfig, flag, number
 from .dense_families import GROWTH
 from .latent import LATENT, latent_like
-from .llama_like import replace_attention, replace_layers
+from .llama_like import replace_attention, replace_layers, rms_norm
 from .mixtures import read_deepseek_experts, sparse_after
 from .name_tables import CORRECTION, EXPERTS, SHARED_EXPERTS, glu, llama_names
 from .recipes import Recipe, recipe
@@ -46,6 +46,12 @@ def _deepseek_v32(config: HFConfig) -> ModelSpec:
     spec = latent_like(config, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=3))
     longest = min(spec.max_position_embeddings, config.size("index_topk", 2048))
     return dataclasses.replace(spec, max_position_embeddings=longest)
+
+
+def _axk1_layers(config: HFConfig) -> Sequence[bool]:
+    is_sparse, every = sparse_after(config, default=1), config.size("moe_layer_freq", 1)
+    listed = config.texts("mlp_layer_types")
+    return is_sparse if listed else [flag and i % every == 0 for i, flag in enumerate(is_sparse)]
 
 
 def _longcat_flash(config: HFConfig) -> ModelSpec:
@@ -99,6 +105,19 @@ def _mistral4(config: HFConfig) -> ModelSpec:
 
 
 LATENT_FAMILIES: Mapping[str, Recipe] = {
+    # A.X-K1: DeepSeek-V3 with a norm behind the experts; a checkpoint may lack the correction of their choice. Dense
+    # layers have that norm, and do not use it.
+    "axk1": recipe(
+        latent_like,
+        defaults={
+            **_DEEPSEEK, "max_position_embeddings": 32768, "n_routed_experts": 192, "num_nextn_predict_layers": 0,
+        },
+        names={
+            **_DEEPSEEK_NAMES, "mlp.out_norm": Stored(name="post_mlp_layernorm", also=("mlp.post_mlp_layernorm",)),
+        },
+        tensors=CORRECTION, ignore=(r"\.post_mlp_layernorm\.weight$",),
+        moe=partial(read_deepseek_experts, out_norm=rms_norm, may_lack_correction=True), is_sparse=_axk1_layers,
+    ),
     # DeepSeek-V2, V2-Lite and Coder-V2: latent attention, softmax experts that may be chosen in groups; weights of
     # experts are never divided by their sum, as in transformers.
     "deepseek_v2": recipe(

@@ -8,9 +8,11 @@ from ..errors import ModelError
 from ..suggest import did_you_mean
 from .config import NOTHING, HFConfig, Read, read, read_all
 from .spec import (
+    NO_ATTENTION,
     Activation,
     AttentionSpec,
     LayerSpec,
+    MixerSpec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
@@ -51,6 +53,8 @@ def llama_like(
     has_rope: Read[Literal["all", "none", "sliding"] | Sequence[bool]] = "all",
     moe: Read[MoeSpec | None] = None,
     is_sparse: Read[Sequence[bool]] = (),
+    mixer: Read[MixerSpec | None] = None,
+    is_recurrent: Read[Sequence[bool]] = (),
     attn: Mapping[str, Any] = NOTHING,
     mlp: Mapping[str, Any] = NOTHING,
     layer: Mapping[str, Any] = NOTHING,
@@ -63,8 +67,8 @@ def llama_like(
     attn_bias: on all four projections of attention; qkv_bias: on query, key and value; mlp_bias: on those of
     feed-forward blocks. qk_norm: query and key are normalised as the stream is, over that. in_pairs: rope turns
     neighbours, as GPT-J's. has_rope: which layers turn heads. moe: experts in the place of feed-forward blocks, in
-    all layers or where is_sparse says so. attn, mlp, layer, model: fields of the specs of all layers and of the
-    model.
+    all layers or where is_sparse says so; mixer, is_recurrent: likewise a recurrence in that of attention. attn, mlp,
+    layer, model: fields of the specs of all layers and of the model.
     Raises ModelError for a missing or impossible value.
     """
     config = config.with_defaults(**{activation_key: "silu"})
@@ -127,10 +131,17 @@ def llama_like(
         turned = [turned == "sliding" and each.attn.window > 0 for each in spec.layers]
     spec = spec if turned == "all" else turn_only(spec, turned)
     if (experts := read(moe, config)) is not None:
-        flags = read(is_sparse, config) or [True] * num_layers
-        layers = zip(spec.layers, flags, strict=True)
-        model["layers"] = tuple(dataclasses.replace(each, moe=experts) if flag else each for each, flag in layers)
+        spec = _replace_where(spec, read(is_sparse, config), moe=experts)
+    if (recurrence := read(mixer, config)) is not None:
+        spec = _replace_where(spec, read(is_recurrent, config), mixer=recurrence, attn=NO_ATTENTION)
     return dataclasses.replace(spec, **read_all(model, config))
+
+
+def _replace_where(spec: ModelSpec, flags: Sequence[bool], **changes: Any) -> ModelSpec:
+    """The spec with fields of layers changed where a flag is true; without flags, of all layers."""
+    layers = zip(spec.layers, flags or [True] * spec.num_layers, strict=True)
+    changed = (dataclasses.replace(layer, **changes) if flag else layer for layer, flag in layers)
+    return dataclasses.replace(spec, layers=tuple(changed))
 
 
 def windowed_layer_types(config: HFConfig) -> Sequence[str]:

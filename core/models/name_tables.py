@@ -139,6 +139,7 @@ def llama_names(
     *,
     tensors: Mapping[str, str | Stored] | None = None,
     ignore: tuple[str, ...] = (),
+    renames: tuple[tuple[str, str], ...] = (),
 ) -> NameTable:
     """Llama's table with some modules named differently, or added; a fused name takes the place of its parts."""
     changes = changes or {}
@@ -146,7 +147,8 @@ def llama_names(
     modules = {ours: name for ours, name in _LLAMA.items() if ours not in replaced}
     if "mlp.experts.{j}.down_proj" in changes:
         tensors = {**_JOINED_EXPERTS, **(tensors or {})}
-    return name_table({**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore)
+    table = name_table({**modules, **changes}, tensors=tensors, ignore=IGNORE + ignore)
+    return dataclasses.replace(table, renames=renames)
 
 
 def gpt_names(

@@ -16,6 +16,7 @@ from .config import HFConfig
 from .dense_families import DENSE_FAMILIES
 from .encoder_families import ENCODER_FAMILIES
 from .gpt_families import GPT_FAMILIES
+from .hybrid_families import HYBRID_FAMILIES
 from .latent_families import LATENT_FAMILIES
 from .mixture_families import MIXTURE_FAMILIES
 from .recipes import Recipe
@@ -27,6 +28,7 @@ RECIPES: Mapping[str, Recipe] = {
     **DENSE_FAMILIES,
     **ENCODER_FAMILIES,
     **GPT_FAMILIES,
+    **HYBRID_FAMILIES,
     **LATENT_FAMILIES,
     **MIXTURE_FAMILIES,
 }

@@ -4,12 +4,11 @@ import dataclasses
 
 from ...errors import ModelError
 from ..config import HFConfig
-from ..hybrids import mixer_modules, mixer_tensors, read_mamba2
+from ..hybrids import BACKBONE, mixer_modules, mixer_tensors, read_mamba2
 from ..llama_like import llama_like, read_activation, turn_only
 from ..mixtures import read_deepseek_experts
 from ..name_tables import name_table
 from ..spec import LayerSpec, MlpSpec, ModelSpec, NormSpec
-from .mamba import BACKBONE
 
 _KINDS = {
     "M": "mamba", "linear_attention": "mamba", "*": "attention", "full_attention": "attention", "-": "mlp",
