@@ -9,6 +9,13 @@ import numpy.typing as npt
 from .spec import ModelSpec, RopeScaling, RopeSpec
 
 FloatArray = npt.NDArray[np.float32]
+NUM_AXES = 3
+"""Positions of a token where there are several: time, height and width."""
+
+
+def has_axes(spec: ModelSpec) -> bool:
+    """True if some layer's rope turns by several positions of a token."""
+    return any(layer.attn.rope is not None and layer.attn.rope.axes for layer in spec.layers)
 
 
 def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:

@@ -1,6 +1,7 @@
 """Rotary position embedding (Su et al. 2021) in all its layouts."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from ..stages import Array
 
@@ -20,9 +21,14 @@ def rotary_angles(
     positions are int32 [num_tokens, num_axes], the axis that each of the rotary_dim / 2 frequencies turns by.
     Returns (cos, sin), float32 [num_tokens, rotary_dim / 2], both times the attention factor.
     """
+    import torch
+
     pick = 0 if rows is None else rows.long()
     factor = attention_factor[pick]
-    places = positions[:, list(axes)] if axes else positions[:, None]
+    places = positions[:, None]
+    if axes:  # views of runs of one axis, joined: an index would be an array that comes from the host
+        runs = [(axis, len(list(run))) for axis, run in groupby(axes)]
+        places = torch.cat([positions[:, axis : axis + 1].expand(-1, size) for axis, size in runs], 1)
     angles = places.to(inv_freq.dtype) * inv_freq[pick]
     if rows is not None:
         factor = factor[:, None]

@@ -96,6 +96,7 @@ class Programs:
                 logits_indices=arrays["logits_indices"],
                 token_types=arrays.get("token_types"),
                 rope_rows=arrays.get("rope_rows"),
+                rope_positions=arrays.get("rope_positions"),
                 max_query_len=1 if bucket.decode else 0,
             )
             if spec.kind == "encoder":

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..models.rope import rope_rows
+from ..models.rope import NUM_AXES, has_axes, rope_rows
 from ..platform import RunnerConfig
 from ..sampling.validate import MAX_LOGPROBS
 from ..stages import ForwardBatch, IntArray, PoolingBatch, PromptLogprobsBatch, SamplingBatch
@@ -95,6 +95,7 @@ class Buckets:
         self._num_groups = len(config.groups)
         self._has_rope_rows = rope_rows(spec).num_rows > 1
         self._has_types = spec.num_token_types > 0
+        self._has_axes = has_axes(spec)
         self._is_encoder = spec.kind == "encoder"
         self._makes_vectors = spec.pooler is not None
         self.num_reqs = _steps(
@@ -209,6 +210,8 @@ class Buckets:
         for name, is_there in (("rope_rows", self._has_rope_rows), ("token_types", self._has_types)):
             if is_there:
                 layout[name] = ((tokens,), np.int32, 0)
+        if self._has_axes:
+            layout["rope_positions"] = ((tokens, NUM_AXES), np.int32, 0)
         return layout
 
     def _sample_layout(self, bucket: SampleBucket) -> Layout:
@@ -289,6 +292,7 @@ def forward_values(batch: ForwardBatch, picked: IntArray, num_reqs: int) -> dict
         "logits_indices": picked,
         "rope_rows": batch.rope_rows,
         "token_types": batch.token_types,
+        "rope_positions": batch.rope_positions,
     }
     for group, (table, slots) in enumerate(zip(batch.block_tables, batch.slot_mappings, strict=True)):
         values[f"block_tables.{group}"] = table

@@ -8,14 +8,12 @@ import numpy.typing as npt
 
 from ..kv.groups import cross_group
 from ..kv.images import MAX_PATCHES
+from ..models.rope import NUM_AXES, has_axes
 from ..models.spec import ModelSpec
 from ..models.vision_spec import VisionSpec
 from ..platform import RunnerConfig
 from ..stages import EncoderBatch, FloatArray, IntArray, KeptImage, NewRequest
 from ..weights.source import DTYPE_BYTES
-
-NUM_AXES = 3
-"""Positions of a token where there are several: time, height and width."""
 
 
 class ImagePlaces:
@@ -26,10 +24,9 @@ class ImagePlaces:
         self._spec = spec
         self._block_size = block_size
         shape = (max_num_seqs, length)
-        has_axes = any(layer.attn.rope is not None and layer.attn.rope.axes for layer in spec.layers)
         has_rows = spec.vision is not None and not spec.vision.is_crossed
         self._rows = np.full(shape, -1, np.int32) if has_rows else None
-        self._axes = np.zeros((*shape, NUM_AXES), np.int32) if has_axes else None
+        self._axes = np.zeros((*shape, NUM_AXES), np.int32) if has_axes(spec) else None
         sees_ahead = spec.vision is not None and spec.vision.sight != "past"
         self._reach = np.zeros(shape, np.int32) if sees_ahead else None
 

@@ -89,7 +89,7 @@ class GaudiDevice(TorchDevice):
             capture="graph",
             bucketed=True,
             shared_memory=bridge is None,
-            features=frozenset(FEATURES) - {"foreign_code"},  # it reads values on the host
+            features=frozenset(FEATURES) - {"foreign_code", "images"},  # no recorded step has a place for them
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self.bridge = bridge

@@ -29,7 +29,9 @@ class GpuRunner(GraphRunner):
         recorder: Recorder = Rerun() if module is None or not has_graphs else StreamGraphs(module)
         super().__init__(config, device, recorder, GRID)
         self._module = module
-        self._records = has_graphs and config.spec.kind == "decoder" and config.spec.pooler is None
+        spec = config.spec
+        is_crossed = any(layer.cross is not None for layer in spec.layers)
+        self._records = has_graphs and spec.kind == "decoder" and spec.pooler is None and not is_crossed
 
     @property
     def num_programs(self) -> int | None:
@@ -55,8 +57,10 @@ class GpuRunner(GraphRunner):
 
     def step(self, batch: StepInput) -> Pending:
         """Start a step: a replay for decodes."""
-        is_decode = batch.forward.max_query_len == 1 and batch.prompt_logprobs is None and batch.pooling is None
-        if self._records and is_decode:
+        forward = batch.forward
+        is_decode = forward.max_query_len == 1 and batch.prompt_logprobs is None and batch.pooling is None
+        has_images = batch.encoder is not None or forward.image_rows is not None or forward.reach is not None
+        if self._records and is_decode and not has_images:
             return GraphRunner.step(self, batch)
         return TorchRunner.step(self, batch)
 
