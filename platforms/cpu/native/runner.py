@@ -15,10 +15,11 @@ import numpy.typing as npt
 from headrace.core.config import DTYPES
 from headrace.core.errors import OutOfMemory
 from headrace.core.kv.groups import KVGroup
+from headrace.core.models.rope import NUM_AXES
 from headrace.core.ops import Selection
 from headrace.core.platform import KVPlan, Memory, PreparedOp, Runner, RunnerConfig
 from headrace.core.runner.done import Done
-from headrace.core.runner.images import NUM_AXES, image_step_bytes
+from headrace.core.runner.images import image_step_bytes
 from headrace.core.runner.step import prompt_pieces
 from headrace.core.sampling.sampler import sample_step
 from headrace.core.stages import (
