@@ -281,7 +281,7 @@ def _stablelm(config: HFConfig) -> ModelSpec:
     norms_heads, is_parallel = config.boolean("qk_layernorm", False), config.boolean("use_parallel_residual", False)
     head_norm = layer_norm(config, bias=False) if norms_heads else None
     return llama_like(
-        config,
+        config.replace(head_dim=None),
         norm=layer_norm,
         qkv_bias=flag("use_qkv_bias"),
         attn={"qk_norm": head_norm, "qk_norm_over": "heads" if norms_heads else "head"},
@@ -501,7 +501,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # Persimmon: layer norms, on heads too, fused qkv, half of each head turned, relu squared, biases everywhere, as
     # many KV heads as heads.
     "persimmon": recipe(
-        lambda config, **options: llama_like(config.replace(num_key_value_heads=None), **options),
+        lambda config, **options: llama_like(config.replace(num_key_value_heads=None, head_dim=None), **options),
         defaults=dict(max_position_embeddings=16384, hidden_act="relu2", partial_rotary_factor=0.5),
         names=dict(**megatron("self_attn"), **_HEAD_NORMS, final_norm="model.final_layernorm"),
         qk_norm=lambda config: "head" if config.boolean("qk_layernorm", True) else None, norm=layer_norm, mlp=_PLAIN,

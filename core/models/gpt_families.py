@@ -41,8 +41,19 @@ _ATTENTION_INSIDE = {
     **{f"attn.{name}_proj": f"attn.attention.{name}_proj" for name in "qkv"},
     "attn.o_proj": "attn.attention.out_proj",
 }
-gpt_like = partial(llama_like, has_rope="none", attn_bias=True, mlp_bias=True, mlp=_PLAIN)
-"""No rope, plain feed-forward blocks, biases everywhere."""
+
+
+def own_keys(config: HFConfig) -> HFConfig:
+    """The config without what means nothing here, though files carry it: keys and values have as many heads as
+    queries, of the hidden size's share, and no rope is stretched."""
+    stray = ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rope_parameters")
+    return config.replace(**dict.fromkeys(stray))
+
+
+def gpt_like(config: HFConfig, **options: Any) -> ModelSpec:
+    """No rope, plain feed-forward blocks, biases everywhere."""
+    options = {"has_rope": "none", "attn_bias": True, "mlp_bias": True, "mlp": _PLAIN, **options}
+    return llama_like(own_keys(config), **options)
 
 
 def num_positions(config: HFConfig) -> int:
@@ -56,7 +67,7 @@ def _scaled_embedding(config: HFConfig) -> float:
 
 def _gptj(config: HFConfig) -> ModelSpec:
     head_dim = max(config.size("hidden_size") // config.size("num_attention_heads"), 1)
-    config = config.replace(
+    config = own_keys(config).replace(
         intermediate_size=config.size("n_inner", 4 * config.size("hidden_size")),
         # The quarter keeps int(head_dim * factor) at rotary_dim, whatever the division rounds to.
         partial_rotary_factor=(config.size("rotary_dim", 64) + 0.25) / head_dim,
@@ -110,7 +121,7 @@ def _gpt2(config: HFConfig, **options: Any) -> ModelSpec:
     if hidden_size % num_heads:
         raise ModelError(f"n_embd ({hidden_size}) in {config.file} is no multiple of n_head ({num_heads})")
     size = config.size("n_inner", 4 * hidden_size)
-    config = config.replace(intermediate_size=size, num_key_value_heads=None, head_dim=None)
+    config = config.replace(intermediate_size=size)
     scale = (hidden_size // num_heads) ** -0.5 if config.boolean("scale_attn_weights", True) else 1.0
     spec = gpt_like(config, norm=_EPSILON, attn={"scale": scale}, num_learned_positions=num_positions, **options)
     if not config.boolean("scale_attn_by_inverse_layer_idx", False):
@@ -196,10 +207,10 @@ def _falcon(config: HFConfig) -> ModelSpec:
         num_kv_heads = config.size("num_kv_heads", num_heads)
     is_parallel = is_new or config.boolean("parallel_attn", True)
     has_two = is_new and config.integer("num_ln_in_parallel_attn", 2) == 2
-    spec = gpt_like(
+    spec = llama_like(
         config.replace(num_key_value_heads=num_kv_heads),
         norm=_EPSILON,
-        has_rope="all",
+        mlp=_PLAIN,
         attn_bias=flag("bias"),
         mlp_bias=flag("bias"),
         layer={"parallel": is_parallel, "shared_norm": is_parallel and not has_two},

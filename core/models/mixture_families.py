@@ -79,6 +79,7 @@ def _dbrx(config: HFConfig) -> ModelSpec:
     if power not in (0.0, 1.0):
         raise ModelError(f"moe_normalize_expert_weights in {ffn.file} must be 1 or null")
     config = config.replace(
+        head_dim=None,
         num_key_value_heads=attn.size("kv_n_heads", 1),
         intermediate_size=ffn.size("ffn_hidden_size", 3584),
         num_experts=ffn.size("moe_num_experts", 4),
