@@ -18,6 +18,8 @@ KV_DTYPES = ("int8",)
 """What a KV cache may hold beside activations: see ops.attention.Integers."""
 DEFAULT_STEP_TOKENS = 2048
 """Tokens of the largest step, where a device does not say better."""
+DRAFT_TOKENS, MOST_DRAFT_TOKENS = 4, 32
+"""Drafts of a row that a step verifies: unless a number is given, and at most."""
 QUANTIZATIONS = ("none", "int8", "int8-channel", "fp8", "int4", "int4-g64", "int4-g128", "int4-sym")
 """What becomes of a layer's weights: see weights.quantize."""
 
@@ -117,6 +119,19 @@ class KVConfig:
             raise ConfigError(f"block_size must be a power of two, got {self.block_size}")
 
 
+def parse_speculative(text: str) -> tuple[str, int]:
+    """(name of the drafter, drafts of a row) of a `speculative` setting; ("", 0) for none. Raises ConfigError."""
+    name, _, count = text.partition(":")
+    if text == "none":
+        return "", 0
+    if not name or (count and not (count.isdecimal() and 1 <= int(count) <= MOST_DRAFT_TOKENS)):
+        raise ConfigError(
+            f"speculative must be none, or a drafter with a number of tokens from 1 to {MOST_DRAFT_TOKENS}, got {text!r}",
+            remedies=["--speculative ngram", f"--speculative ngram:{DRAFT_TOKENS}"],
+        )
+    return name, int(count or DRAFT_TOKENS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """How requests share the steps."""
@@ -125,6 +140,11 @@ class SchedulerConfig:
     max_num_batched_tokens: int | Literal["auto"] = option(
         "auto", "tokens in one step (its budget); auto is what the device fills and no more", cli=True
     )
+    speculative: str = option(
+        "none",
+        "what guesses tokens that a step then verifies: ngram, with the number a step as ngram:4 (docs/speculation.md)",
+        cli=True,
+    )
     policy: str = option("fcfs", "order of waiting requests", choices=("fcfs", "priority"))
     seed: int = option(0, "seed of requests that bring none", cli=True)
 
@@ -132,6 +152,7 @@ class SchedulerConfig:
         _check_auto_or_positive("max_num_seqs", self.max_num_seqs)
         _check_auto_or_positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _check_choice("policy", self.policy, ("fcfs", "priority"))
+        parse_speculative(self.speculative)
 
     @property
     def budget(self) -> int:

@@ -5,12 +5,15 @@ A hook implementation may accept fewer arguments than its specification. docs/ho
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from .platform import DeviceInfo, OpProvider, PlatformSpec
 from .structured.compiler import GrammarCompiler, Vocabulary
+
+if TYPE_CHECKING:
+    from .runner.drafts import Drafter
 
 GROUP = "headrace.plugins"
 hookspec = pluggy.HookspecMarker("headrace")
@@ -36,6 +39,13 @@ def headrace_logits_processors() -> Mapping[str, Callable[..., Any]]:
     """Logits processors by name. Called when a request names one. Each value is a factory
     (sampling_params, prompt_token_ids) -> f(output_token_ids, logits [vocab_size] float32) -> logits.
     None means no processor."""
+    raise NotImplementedError
+
+
+@hookspec
+def headrace_drafters() -> Mapping[str, "Callable[[], Drafter]"]:
+    """Drafters by name, for `--speculative NAME`. Called when an engine that is to have one starts, which calls the
+    factory of its name once. None means no drafter."""
     raise NotImplementedError
 
 

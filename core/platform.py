@@ -181,6 +181,10 @@ class OpProvider:
 
 
 # ---- device and runner -------------------------------------------------------------------------------------
+DRAFTING_REQUESTS = 8
+"""Requests that may verify all drafts at the same time, however few may run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerConfig:
     """All that a runner must know, resolved once by the engine."""
@@ -197,6 +201,14 @@ class RunnerConfig:
     """of keys and values in the cache; empty: dtype"""
     num_image_rows: int = 0
     """rows that are kept of images, those of the null block included; 0 for a model that reads none"""
+    num_draft_tokens: int = 0
+    """drafts that a row verifies at most"""
+
+    @property
+    def max_num_samples(self) -> int:
+        """Positions of one step that are sampled at most: one of each request, and drafts as far as that leaves room, or
+        those of a few requests."""
+        return max(self.max_num_seqs, DRAFTING_REQUESTS * (1 + self.num_draft_tokens) if self.num_draft_tokens else 0)
 
     def block_bytes(self) -> tuple[int, ...]:
         """Bytes of one block of each group, in plain arrays."""

@@ -370,6 +370,8 @@ class StepResult:
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)  # runner; by row
     pooled: Mapping[int, FloatArray] = field(default_factory=dict)  # runner; by row: the request's vector [n]
     failed: Mapping[int, str] = field(default_factory=dict)  # runner; by row: why this request cannot go on
+    num_drafts: Mapping[int, int] | None = None  # runner; by row: tokens guessed for its next step; None: all that a
+    # scheduler counts on
     error: str = ""  # executor; the step failed and nothing of it counts
 
 

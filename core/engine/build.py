@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..clock import Clock, MonotonicClock
-from ..config import EngineConfig
+from ..config import EngineConfig, parse_speculative
 from ..devices import open_device
 from ..errors import CapacityError, ModelError, RequestError
 from ..hub import LocalModel, is_default, resolve_config, resolve_model, resolve_tokenizer
@@ -56,6 +56,7 @@ from ..weights.open import open_weights
 from ..weights.quantize import QuantizedParams
 from ..weights.source import ParamSource, WeightSource
 from ..weights.unstacked import UnstackedSource
+from .drafters import find_drafter
 from .engine import Engine, EngineLimits
 from .generation import GenerationDefaults, generation_defaults, read_generation_config, with_processors
 from .inprocess import InProcessExecutor
@@ -297,6 +298,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             needed_bytes=needed + image_bytes(runner_config),
         )
         runner_config = replace(runner_config, max_model_len=capacity.max_model_len)
+        drafter = find_drafter(plugins, config.scheduler.speculative)
         started_s = time.monotonic()
         load_params(config, model, dtype.value, runner.load, device)
         load_s = time.monotonic() - started_s
@@ -313,10 +315,12 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 grammars=grammars,
                 end_token_ids=defaults.eos_token_ids,
                 rope_rows=rope_rows(model.spec),
+                drafter=drafter,
             ),
             capacity.kv.num_blocks,
         )
         executor.start()
+        depth = 0 if drafter else device.caps.depth  # drafts are guessed from tokens that the host knows
         scheduler = Scheduler(
             config=config.scheduler,
             block_manager=BlockManager(
@@ -328,7 +332,9 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 num_image_rows=runner_config.num_image_rows,
             ),
             clock=clock,
-            depth=device.caps.depth,
+            depth=depth,
+            num_draft_tokens=runner_config.num_draft_tokens,
+            max_num_samples=runner_config.max_num_samples,
             max_model_len=capacity.max_model_len,
             eos_token_ids=defaults.eos_token_ids,
             rope_rows=rope_rows(model.spec),
@@ -336,7 +342,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
         engine = Engine(
             scheduler=scheduler,
             executor=executor,
-            depth=device.caps.depth,
+            depth=depth,
             tokenizer=tokenizer,
             processors=processors,
             bad_word_ids=defaults.bad_word_ids,
@@ -389,6 +395,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                     if runner_config.groups
                     else f"an encoder keeps nothing; texts of up to {capacity.max_model_len} tokens",
                 ),
+                *_speculation_choice(config, device.caps),
             ),
             gaps=tuple(gaps),
         )
@@ -480,6 +487,15 @@ def _ops_choice(selections: Sequence[Selection]) -> list[Choice]:
     )
     served = ", ".join(f"{count} by {name}" for name, count in counts.most_common())
     return [Choice(name="ops", value=served, reason="; ".join(reasons) or "headrace doctor --ops lists them")]
+
+
+def _speculation_choice(config: EngineConfig, caps: Caps) -> list[Choice]:
+    name, count = parse_speculative(config.scheduler.speculative)
+    if not name:
+        return []
+    waits = "; each step waits for the one before, whose tokens it guesses from" if caps.depth else ""
+    reason = f"up to {count} tokens a request and step, while few requests run{waits}"
+    return [Choice(name="speculative", value=name, reason=reason)]
 
 
 def _log(built: Built) -> None:

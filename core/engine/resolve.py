@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import EngineConfig
+from ..config import EngineConfig, parse_speculative
 from ..errors import CapacityError, ConfigError, ModelError, Unsupported
 from ..kv.groups import KVGroup, kv_groups
 from ..kv.sizing import KVSize, request_bytes, size_kv
@@ -257,10 +257,11 @@ def resolve_runner(config: EngineConfig, spec: ModelSpec, caps: Caps, dtype: str
     step. Raises as those of its parts do."""
     length = resolve_length(config, spec)
     config = resolve_budget(config, spec, caps, length)
+    _, num_draft_tokens = parse_speculative(config.scheduler.speculative)
     return RunnerConfig(
         spec=spec,
         dtype=dtype,
-        groups=kv_groups(spec, length),
+        groups=kv_groups(spec, length, num_draft_tokens),
         block_size=resolve_block_size(config.kv.block_size, caps),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.budget,
@@ -268,6 +269,7 @@ def resolve_runner(config: EngineConfig, spec: ModelSpec, caps: Caps, dtype: str
         engine=config,
         kv_dtype=resolve_kv_dtype(config.kv.kv_dtype, caps),
         num_image_rows=resolve_image_rows(config, spec, length),
+        num_draft_tokens=num_draft_tokens,
     )
 
 

@@ -62,11 +62,11 @@ class KVGroup:
         return num_blocks * (self.num_lanes if self.kind == "state" else block_size)
 
 
-def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
+def kv_groups(spec: ModelSpec, max_model_len: int, num_draft_tokens: int = 0) -> tuple[KVGroup, ...]:
     """The KV groups of a model, full before sliding, then by window, states, cross attention; an encoder has none.
 
     A window that no sequence can outgrow is no window: such layers join the full group. Layers that read another's
-    keys and values have none.
+    keys and values have none. num_draft_tokens: of a row at most.
     """
     if spec.kind == "encoder":
         return ()
@@ -87,7 +87,8 @@ def kv_groups(spec: ModelSpec, max_model_len: int) -> tuple[KVGroup, ...]:
     recurrent = {i: layer.mixer for i, layer in enumerate(spec.layers) if layer.mixer is not None}
     states = tuple(state_shapes(mixer) for mixer in recurrent.values())
     if recurrent:
-        groups.append(KVGroup(kind="state", layer_indices=tuple(recurrent), states=states))
+        lanes = 1 + num_draft_tokens
+        groups.append(KVGroup(kind="state", layer_indices=tuple(recurrent), states=states, num_lanes=lanes))
     crosses = {i: layer.cross for i, layer in enumerate(spec.layers) if layer.cross is not None}
     if crosses:
         groups.append(

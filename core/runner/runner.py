@@ -5,7 +5,7 @@ batch is a few numpy operations whatever the number of requests.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ from ..stages import (
 )
 from ..structured.compiler import GrammarCache
 from .crossed import CrossPlaces, CrossRows, crossed_batch
+from .drafts import Drafter, Drafts, Samples
 from .encoder import encoder_batch
 from .images import ImagePlaces, image_batch
 
@@ -53,9 +54,15 @@ class ModelRunner:
     """
 
     def __init__(
-        self, runner: Runner, config: RunnerConfig, sampling: SamplingState, *, rope_rows: RopeRows = ONE_ROW
+        self,
+        runner: Runner,
+        config: RunnerConfig,
+        sampling: SamplingState,
+        *,
+        rope_rows: RopeRows = ONE_ROW,
+        drafter: Drafter | None = None,
     ) -> None:
-        """rope_rows: which row of the rope tables a prompt uses."""
+        """rope_rows: which row of the rope tables a prompt uses. drafter: guesses config.num_draft_tokens at most."""
         self.runner = runner
         self.config = config
         self._sampling = sampling
@@ -63,6 +70,7 @@ class ModelRunner:
         slots, length = config.max_num_seqs, config.max_model_len + 1
         blocks = -(-length // config.block_size) + 1
         self._token_ids = np.full((slots, length), UNKNOWN, np.int32)
+        self._drafts = Drafts(drafter, config.num_draft_tokens, self._token_ids)
         self._num_computed = np.zeros(slots, np.int64)
         self._epochs = np.full(slots, -1, np.int64)
         self._num_prompt_tokens = np.zeros(slots, np.int64)
@@ -145,6 +153,7 @@ class ModelRunner:
         starts = self._num_computed[slots]
         ends = starts + counts
         self._num_computed[slots] = ends
+        self._drafts.place(rows, ends)
         query_start_loc = np.zeros(num_reqs + 1, np.int32)
         counts.cumsum(out=query_start_loc[1:])
         num_tokens = int(query_start_loc[-1])
@@ -378,6 +387,8 @@ class ModelRunner:
         pooled: Sequence[int] = (),
     ) -> StepResult:
         """Remember sampled tokens and sort the output by row."""
+        if samples.has_drafts:
+            samples, output = self._drafts.accept(samples, output)
         tokens: list[int] = output.token_ids.tolist()
         if len(samples.rows) == len(plan.rows) and not samples.has_drafts:
             token_ids = [[token] for token in tokens]
@@ -385,7 +396,8 @@ class ModelRunner:
             token_ids = [[] for _ in plan.rows]
             for i, token in zip(samples.rows, tokens, strict=True):
                 token_ids[i].append(token)
-        self._remember(samples, output.token_ids)
+        is_alive = self._epochs[samples.slots] == samples.epochs
+        self._remember(samples, output.token_ids, is_alive)
         logprobs: dict[int, list[TokenLogprobs]] = {}
         if output.logprobs is not None:
             for n, (i, token) in enumerate(zip(samples.rows, tokens, strict=True)):
@@ -412,6 +424,7 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
             pooled={} if output.pooled is None else dict(zip(pooled, output.pooled, strict=True)),
             failed=self._failed(samples) if has_grammars else {},
+            num_drafts=self._drafts.propose(samples, is_alive),
         )
 
     def _failed(self, samples: "Samples") -> dict[int, str]:
@@ -437,29 +450,13 @@ class ModelRunner:
                     found[i] = forced
         return found
 
-    def _remember(self, samples: "Samples", token_ids: IntArray) -> None:
+    def _remember(self, samples: "Samples", token_ids: IntArray, is_alive: npt.NDArray[np.bool_]) -> None:
         """Store tokens of slots that still belong to the request that was sampled."""
         slots, positions = samples.slots, samples.positions
-        alive = self._epochs[slots] == samples.epochs
-        if not alive.all():
-            slots, positions, token_ids = slots[alive], positions[alive], token_ids[alive]
+        if not is_alive.all():
+            slots, positions, token_ids = slots[is_alive], positions[is_alive], token_ids[is_alive]
         self._token_ids[slots, positions] = token_ids
         self._sampling.append_each(slots.tolist(), token_ids.tolist())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Samples:
-    """The sampled positions of a step, in the order of the sampler's rows."""
-
-    rows: list[int]
-    """row of the plan"""
-    slots: npt.NDArray[np.int64]
-    positions: npt.NDArray[np.int64]
-    """of the token that is sampled"""
-    epochs: npt.NDArray[np.int64]
-    num_logprobs: list[int]
-    """per sample, -1 for none; empty if no request wants any"""
-    has_drafts: bool
 
 
 PromptRange = tuple[int, int, list[int], int]
@@ -503,6 +500,7 @@ def build_model_runner(
     grammars: GrammarCache | None = None,
     end_token_ids: Sequence[int] = (),
     rope_rows: RopeRows = ONE_ROW,
+    drafter: Drafter | None = None,
 ) -> ModelRunner:
     """A ModelRunner with its sampling state. end_token_ids: tokens with which structured output ends."""
     sampling = SamplingState(
@@ -512,7 +510,7 @@ def build_model_runner(
         grammars=grammars,
         end_token_ids=end_token_ids,
     )
-    return ModelRunner(runner, config, sampling, rope_rows=rope_rows)
+    return ModelRunner(runner, config, sampling, rope_rows=rope_rows, drafter=drafter)
 
 
 def _token_logprobs(arrays: LogprobArrays, row: int, token: int, wanted: int, position: int) -> TokenLogprobs:

@@ -102,7 +102,9 @@ class TorchRunner(Runner):
     def __init__(self, config: RunnerConfig, device: TorchDevice) -> None:
         if device.share is not None:
             spec = device.share.spec
-            config = dataclasses.replace(config, spec=spec, groups=kv_groups(spec, config.max_model_len))
+            config = dataclasses.replace(
+                config, spec=spec, groups=kv_groups(spec, config.max_model_len, config.num_draft_tokens)
+            )
         self.config = config
         self.device = device
         context = OpContext(

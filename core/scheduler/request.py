@@ -35,6 +35,7 @@ class Request:
         "needs_last_token",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_drafts",
         "num_pending_tokens",
         "num_prompt_tokens",
         "place",
@@ -106,6 +107,7 @@ class Request:
         self.slot = -1
         self.num_computed_tokens = 0
         self.num_pending_tokens = 0
+        self.num_drafts: int | None = None  # for its next row; None: as many as there may be
         self.last_step = 0
         self.num_cached_tokens = -1  # -1: never admitted
         self.max_company = 0

@@ -45,22 +45,29 @@ class Scheduler:
         clock: Clock,
         depth: int = 0,
         num_draft_tokens: int = 0,
+        max_num_samples: int | None = None,
         max_model_len: int,
         eos_token_ids: Sequence[int] = (),
         rope_rows: RopeRows = ONE_ROW,
         limits: Sequence[Limit] = (),
     ) -> None:
         """depth: steps that may be in flight when another is scheduled. num_draft_tokens: drafts that a device
-        brings for each decoding row. rope_rows: prompts that use different rows of the rope tables share no KV.
-        limits: besides max_num_seqs.
+        brings for each decoding row, unless results say how many there are. max_num_samples: positions that a step may
+        sample, drafts among them. rope_rows: prompts that use different rows of the rope tables share no KV. limits:
+        besides max_num_seqs.
         """
         self.block_manager = block_manager
         self.num_preemptions = 0
         self.num_hit_tokens = 0
+        self.num_draft_tokens = 0
+        """that were verified"""
+        self.num_accepted_tokens = 0
+        """drafts that were right"""
         self._config = config
         self._clock = clock
         self._depth = depth
         self._num_draft_tokens = num_draft_tokens
+        self._max_num_samples = max_num_samples
         self._max_model_len = max_model_len
         self._eos_token_ids = tuple(eos_token_ids)
         self._rope_rows = rope_rows
@@ -172,6 +179,7 @@ class Scheduler:
         num_preemptions = self.num_preemptions
         running, block_manager = self._running.requests, self.block_manager
         block_size, max_chunk = block_manager.block_size, block_manager.max_chunk
+        drafts_left = self._room_for_drafts()
 
         index = 0
         while index < len(running) and left > 0:
@@ -187,12 +195,13 @@ class Scheduler:
                 continue
             if (
                 num_tokens == 1
-                and self._num_draft_tokens
+                and drafts_left > 0
                 and computed + 1 >= request.num_prompt_tokens
                 and not request.needs_last_token  # a draft is sampled before the host knows the token ahead of it
             ):
                 room = request.max_num_tokens - 2 - computed
-                num_drafts = max(0, min(self._num_draft_tokens, left - 1, room, max_chunk - 1))
+                known = self._num_draft_tokens if request.num_drafts is None else request.num_drafts
+                num_drafts = max(0, min(known, drafts_left, left - 1, room, max_chunk - 1))
             num_tokens += num_drafts
             if num_tokens > left or num_tokens > max_chunk:
                 num_tokens = min(left, max_chunk)
@@ -212,6 +221,7 @@ class Scheduler:
             rows.append(self._row(request, num_tokens, num_drafts))
             scheduled.append(request)
             left -= num_tokens
+            drafts_left -= num_drafts
             index += 1
 
         new: list[NewRequest] = []
@@ -253,6 +263,13 @@ class Scheduler:
         plan = Plan(step=self._step, rows=rows, new=new)
         self._in_flight.append((plan, scheduled))
         return plan
+
+    def _room_for_drafts(self) -> int:
+        """Drafts that a step may verify beside one sample of each request that runs or may begin to."""
+        if not self._num_draft_tokens or self._max_num_samples is None:
+            return self._num_draft_tokens * len(self._running)
+        num_running = len(self._running)
+        return self._max_num_samples - min(num_running + len(self._waiting), self._config.max_num_seqs)
 
     def _must_wait(self, request: Request) -> bool:
         """True if a request with tokens in flight can only go on when they are known.
@@ -384,12 +401,16 @@ class Scheduler:
             if index in result.failed:
                 self._end(request, "error", result.failed[index], is_own_error=True)
                 continue
+            if result.num_drafts is not None:
+                request.num_drafts = min(result.num_drafts.get(index, 0), self._num_draft_tokens)
             reason: FinishReason | None = None
             if row.sample:
                 count = len(token_ids)
                 assert 0 < count <= row.num_draft_tokens + 1, f"{request.request_id}: {count} tokens sampled"
                 request.num_pending_tokens -= 1 + row.num_draft_tokens
                 request.num_computed_tokens -= 1 + row.num_draft_tokens - count
+                self.num_draft_tokens += row.num_draft_tokens
+                self.num_accepted_tokens += count - 1
                 if index in forced:
                     token_ids = [*token_ids, *forced[index]]
                 for taken, token_id in enumerate(token_ids, 1):
@@ -511,6 +532,7 @@ class Scheduler:
         self._free_slots.append(request.slot)
         request.slot = -1
         request.num_computed_tokens = request.num_pending_tokens = 0
+        request.num_drafts = None
 
     # ---- figures and checks -----------------------------------------------------------------------------------
     def kv_usage(self) -> KVUsage:

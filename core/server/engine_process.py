@@ -314,6 +314,8 @@ def _stats(built: Built) -> Stats:
         num_free_blocks=sum(pool.num_free for pool in pools),
         num_preemptions=scheduler.num_preemptions,
         num_hit_tokens=scheduler.num_hit_tokens,
+        num_draft_tokens=scheduler.num_draft_tokens,
+        num_accepted_tokens=scheduler.num_accepted_tokens,
     )
 
 

@@ -175,6 +175,8 @@ class Stats(msgspec.Struct, array_like=True, frozen=True):
     num_free_blocks: int
     num_preemptions: int
     num_hit_tokens: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class TraceRow(msgspec.Struct, array_like=True, frozen=True):

@@ -298,6 +298,8 @@ class Server:
             "vllm:num_preemptions": stats.num_preemptions,
             "vllm:prefix_cache_queries": self.metrics.prompt_tokens,
             "vllm:prefix_cache_hits": stats.num_hit_tokens,
+            "vllm:spec_decode_num_draft_tokens": stats.num_draft_tokens,
+            "vllm:spec_decode_num_accepted_tokens": stats.num_accepted_tokens,
         }
 
     def figures(self) -> dict[str, float]:

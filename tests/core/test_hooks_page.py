@@ -67,6 +67,11 @@ def test_logits_processors() -> None:
     assert process([0], np.zeros(4, np.float32)).tolist() == [0, -np.inf, 0, -np.inf]
 
 
+def test_drafters() -> None:
+    [drafters] = call("headrace_drafters")
+    assert drafters["again"]().propose(np.array([4, 5], np.int32), 3).tolist() == [5]
+
+
 def test_structured_output() -> None:
     trained = train_byte_level()
     vocabulary = Vocabulary(tokenizer=Tokenizer(trained), vocab_size=512, end_token_ids=[2])

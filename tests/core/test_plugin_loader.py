@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.core import plugin_loader
@@ -257,6 +258,14 @@ def test_hook_headrace_logits_processors() -> None:
     for _, processors in load_plugins().ask("headrace_logits_processors"):
         found.update(processors)
     assert "no_repeat_ngram" in found
+
+
+def test_hook_headrace_drafters() -> None:
+    found: dict[str, Any] = {}
+    for _, drafters in load_plugins().ask("headrace_drafters"):
+        found.update(drafters)
+    tokens = np.array([1, 2, 3, 1, 2], np.int32)
+    assert found["ngram"]().propose(tokens, 2).tolist() == [3, 1]
 
 
 def test_hook_headrace_conformance() -> None:

@@ -5,12 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 from golden_cases import CASES
 from headrace import LLM, SamplingParams
+from headrace.core.engine import build
+from headrace.core.runner.drafts import Drafter
 from tiny_checkpoints import FAMILIES, greedy_tokens, save_golden_case, save_tiny
 
 NUM_TOKENS = 24
@@ -75,6 +78,32 @@ def test_the_cpu_platform_equals_transformers(checkpoint: Any, budget: int) -> N
     folder, _, prompts, expected = checkpoint
     tokens, _ = run(folder, prompts, device="cpu", max_num_batched_tokens=budget, block_size=4)
     assert tokens == expected
+
+
+class Prompter(Drafter):
+    """Knows how prompts go on, and says every fourth token wrong."""
+
+    def __init__(self, prompts: list[list[int]], expected: list[list[int]]) -> None:
+        self.texts = [prompt + tokens for prompt, tokens in zip(prompts, expected, strict=True)]
+
+    def propose(self, token_ids: Any, most: int) -> Any:
+        length = len(token_ids)
+        text = next(text for text in self.texts if text[:length] == token_ids.tolist())
+        guesses = np.array(text[length : length + most], np.int32)
+        guesses[(np.arange(length, length + len(guesses)) % 4) == 3] ^= 1
+        return guesses
+
+
+@pytest.mark.parametrize("budget", [2048, 7])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_drafts_change_nothing(checkpoint: Any, monkeypatch: pytest.MonkeyPatch, device: str, budget: int) -> None:
+    folder, _, prompts, expected = checkpoint
+    monkeypatch.setattr(build, "find_drafter", lambda *_: Prompter(prompts, expected))
+    options: dict[str, Any] = dict(max_num_batched_tokens=budget, block_size=4, speculative="ngram:5")
+    tokens, llm = run(folder, prompts, device=device, **options)
+    assert tokens == expected
+    scheduler = llm.built.engine.scheduler
+    assert 0 < scheduler.num_accepted_tokens < scheduler.num_draft_tokens
 
 
 def test_preemption_changes_nothing(checkpoint: Any) -> None:

@@ -66,8 +66,8 @@ class NativeRunner(Runner):
         self.ops = native_ops(config.dtype, keep_blocks=self._keep_blocks)
         self._trace: Trace = trace_step(config.spec, config.dtype, config.groups)
         self._encoder_trace = _trace_other_input(config)
-        most_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
-        self._max_rows = max_rows_of(most_tokens, config.max_num_seqs)
+        most_tokens = max(config.max_num_batched_tokens, config.max_num_samples)
+        self._max_rows = max_rows_of(most_tokens, config.max_num_samples)
         self._step_bytes = self._plan_step()
         self._stack_readers = readers_of(self._trace)
         self._tensors: dict[str, Any] = {}

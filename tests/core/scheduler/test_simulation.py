@@ -101,6 +101,11 @@ class FakeDevice:
     block_size: int
     salts: dict[str, str]
     draft_accuracy: float = 0.0
+    says_drafts: bool = False
+    """results say how many drafts there are for each request's next row"""
+    most_samples: int = 10**6
+    told: dict[tuple[int, int], int] = field(default_factory=dict)
+    """by slot and epoch"""
     breaks: Any = lambda plan: ""
     slots: dict[int, Slot] = field(default_factory=dict)
     lost: bool = False
@@ -154,6 +159,11 @@ class FakeDevice:
                 tables=[[] for _ in self.groups],
             )
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows in one slot"
+        num_samples = sum(1 + row.num_draft_tokens for row in plan.rows if row.sample)
+        assert num_samples <= self.most_samples, "more samples than there is room for"
+        if self.says_drafts:
+            for row in plan.rows:
+                assert row.num_draft_tokens <= self.told.pop((row.slot, row.epoch), 0), "drafts that nobody has"
         work: list[tuple[Row, Slot, list[int], list[int]]] = []
         written: set[tuple[int, int]] = set()
         read: dict[tuple[int, int], int] = {}
@@ -192,7 +202,12 @@ class FakeDevice:
             self.num_tokens += row.num_tokens
         for row, slot, _, digests in work:
             self._keep_states(row, slot, digests, read, written)
-        return StepResult(step=plan.step, token_ids=[self._attend(*item) for item in work])
+        token_ids = [self._attend(*item) for item in work]
+        if not self.says_drafts:
+            return StepResult(step=plan.step, token_ids=token_ids)
+        counts = {i: hash((plan.step, row.slot)) % 5 for i, row in enumerate(plan.rows) if row.sample}
+        self.told = {(plan.rows[i].slot, plan.rows[i].epoch): count for i, count in counts.items()}
+        return StepResult(step=plan.step, token_ids=token_ids, num_drafts=counts)
 
     def _keep_states(
         self,
@@ -298,6 +313,9 @@ class Setup:
     depth: int = 0
     num_drafts: int = 0
     accuracy: float = 0.5
+    says_drafts: bool = False
+    """as a drafter on the host"""
+    max_num_samples: int | None = None
     max_model_len: int = 128
     seed: int = 3
     prefix_caching: bool = True
@@ -319,10 +337,13 @@ class Setup:
             clock=VirtualClock(),
             depth=self.depth,
             num_draft_tokens=self.num_drafts,
+            max_num_samples=self.max_num_samples,
             max_model_len=self.max_model_len,
             eos_token_ids=(EOS,),
         )
-        device = FakeDevice(self.groups, self.num_blocks, self.block_size, salts, self.accuracy)
+        device = FakeDevice(self.groups, self.num_blocks, self.block_size, salts, self.accuracy, self.says_drafts)
+        if self.max_num_samples is not None:
+            device.most_samples = self.max_num_samples
         return scheduler, device, StepLoop(scheduler, device, self.depth)
 
 
@@ -408,11 +429,14 @@ def setups(draw: st.DrawFn) -> Setup:
     if has_states:  # from the least that one request alone gets on with
         groups.append(recurrent(num_drafts + 1, draw(st.sampled_from([1, 8, 16]))))
         num_blocks.append(draw(st.integers(5 + -(-(num_drafts + 1) * (depth + 1) // block_size), 60)))
+    max_num_seqs = draw(st.sampled_from([1, 2, 4, 8]))
     return Setup(
         groups=groups,
         num_blocks=num_blocks,
         block_size=block_size,
-        max_num_seqs=draw(st.sampled_from([1, 2, 4, 8])),
+        says_drafts=depth == 0 and draw(st.booleans()),
+        max_num_samples=draw(st.sampled_from([None, max_num_seqs, max_num_seqs + 2])),
+        max_num_seqs=max_num_seqs,
         budget=budget,
         policy=draw(st.sampled_from(["fcfs", "priority"])),
         depth=depth,
