@@ -126,7 +126,8 @@ def parse_speculative(text: str) -> tuple[str, int]:
         return "", 0
     if not name or (count and not (count.isdecimal() and 1 <= int(count) <= MOST_DRAFT_TOKENS)):
         raise ConfigError(
-            f"speculative must be none, or a drafter with a number of tokens from 1 to {MOST_DRAFT_TOKENS}, got {text!r}",
+            f"speculative must be none, or a drafter with a number of tokens from 1 to {MOST_DRAFT_TOKENS}, "
+            f"got {text!r}",
             remedies=["--speculative ngram", f"--speculative ngram:{DRAFT_TOKENS}"],
         )
     return name, int(count or DRAFT_TOKENS)
@@ -142,7 +143,7 @@ class SchedulerConfig:
     )
     speculative: str = option(
         "none",
-        "what guesses tokens that a step then verifies: ngram, with the number a step as ngram:4 (docs/speculation.md)",
+        "what guesses tokens for a step to verify: ngram, or ngram:8 for so many (docs/speculation.md)",
         cli=True,
     )
     policy: str = option("fcfs", "order of waiting requests", choices=("fcfs", "priority"))

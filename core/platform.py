@@ -206,8 +206,8 @@ class RunnerConfig:
 
     @property
     def max_num_samples(self) -> int:
-        """Positions of one step that are sampled at most: one of each request, and drafts as far as that leaves room, or
-        those of a few requests."""
+        """Positions of one step that are sampled at most: one of each request, and drafts as far as that leaves
+        room, or those of a few requests."""
         return max(self.max_num_seqs, DRAFTING_REQUESTS * (1 + self.num_draft_tokens) if self.num_draft_tokens else 0)
 
     def block_bytes(self) -> tuple[int, ...]:

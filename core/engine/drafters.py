@@ -11,8 +11,8 @@ from ..suggest import did_you_mean
 
 
 def find_drafter(plugins: Plugins, speculative: str) -> Drafter | None:
-    """The drafter of a `speculative` setting, None for none. Raises ConfigError if no plugin brings it and PluginError
-    if it cannot be made."""
+    """The drafter of a `speculative` setting, None for none. Raises ConfigError if no plugin brings it and
+    PluginError if it cannot be made."""
     name, _ = parse_speculative(speculative)
     if not name:
         return None

@@ -1,8 +1,8 @@
 """Speculation: tokens that a drafter guesses, which the next step verifies.
 
-A row with drafts computes and samples all of its positions as ever. A draft that the token sampled for its place equals
-was right, and the token behind it counts; the first that differs ends the row. So the tokens are those of a run without
-drafts, whatever the drafter says.
+A row with drafts computes and samples all of its positions as ever. A draft that equals the token sampled for its
+place was right, and the token behind it counts; the first that differs ends the row. So the tokens are those of a run
+without drafts, whatever the drafter says.
 """
 
 from abc import ABC, abstractmethod
@@ -73,8 +73,8 @@ class Drafts:
         return counted, replace(output, token_ids=found[kept], logprobs=_some(output.logprobs, kept))
 
     def propose(self, samples: Samples, is_alive: npt.NDArray[np.bool_]) -> dict[int, int] | None:
-        """By row of the plan, how many drafts there are for the next one; None without a drafter. Call when the samples
-        are remembered; of a row with several the last one counts."""
+        """By row of the plan, how many drafts there are for the next one; None without a drafter. Call when the
+        samples are remembered; of a row with several the last one counts."""
         if self._drafter is None:
             return None
         counts: dict[int, int] = {}

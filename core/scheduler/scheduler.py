@@ -52,9 +52,9 @@ class Scheduler:
         limits: Sequence[Limit] = (),
     ) -> None:
         """depth: steps that may be in flight when another is scheduled. num_draft_tokens: drafts that a device
-        brings for each decoding row, unless results say how many there are. max_num_samples: positions that a step may
-        sample, drafts among them. rope_rows: prompts that use different rows of the rope tables share no KV. limits:
-        besides max_num_seqs.
+        brings for each decoding row, unless results say how many there are. max_num_samples: positions that a step
+        may sample, drafts among them. rope_rows: prompts that use different rows of the rope tables share no KV.
+        limits: besides max_num_seqs.
         """
         self.block_manager = block_manager
         self.num_preemptions = 0

@@ -34,7 +34,7 @@ class NgramDrafter(Drafter):
                 break
             best = ends
         if not len(best):
-            return best
+            return token_ids[:0]
         # A text that goes in circles goes on in them: what is behind its end is what it begins with.
         first = int(best[0]) + 1
         period = last + 1 - first

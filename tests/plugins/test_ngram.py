@@ -15,7 +15,7 @@ from tiny_checkpoints import save_tiny
 
 
 def guessed(text: list[int], most: int) -> list[int]:
-    return NgramDrafter().propose(np.array(text, np.int32), most).tolist()
+    return [int(token) for token in NgramDrafter().propose(np.array(text, np.int32), most)]
 
 
 def by_definition(text: list[int], most: int) -> list[int]:
@@ -44,8 +44,8 @@ def test_guesses() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose attention gives nothing: the next token depends on the last one alone, so greedy text soon goes in
-    circles."""
+    """A model whose attention gives nothing: the next token depends on the last one alone, so greedy text soon goes
+    in circles."""
     folder = tmp_path_factory.mktemp("llama")
     model: Any = save_tiny(folder, "llama")
     for layer in model.model.layers:

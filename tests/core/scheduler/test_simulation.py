@@ -202,12 +202,12 @@ class FakeDevice:
             self.num_tokens += row.num_tokens
         for row, slot, _, digests in work:
             self._keep_states(row, slot, digests, read, written)
-        token_ids = [self._attend(*item) for item in work]
+        sampled = [self._attend(*item) for item in work]
         if not self.says_drafts:
-            return StepResult(step=plan.step, token_ids=token_ids)
+            return StepResult(step=plan.step, token_ids=sampled)
         counts = {i: hash((plan.step, row.slot)) % 5 for i, row in enumerate(plan.rows) if row.sample}
         self.told = {(plan.rows[i].slot, plan.rows[i].epoch): count for i, count in counts.items()}
-        return StepResult(step=plan.step, token_ids=token_ids, num_drafts=counts)
+        return StepResult(step=plan.step, token_ids=sampled, num_drafts=counts)
 
     def _keep_states(
         self,
