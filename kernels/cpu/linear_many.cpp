@@ -38,6 +38,9 @@ struct Piece {
     const char *next[kTilePanels];    // the piece after this one, which all tiles of rows fetch together meanwhile
     int64_t count;                    // a multiple of kChains
     bool is_first, is_last;
+
+    // Then sums of rows need not outlast their tile, and all tiles have the same place for them, in L1.
+    bool is_whole() const { return is_first && is_last; }
 };
 
 // Sums of integers are the same in any order: those need no chains.
@@ -108,7 +111,7 @@ void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece
             constexpr int kRows = decltype(size)::value;
             const ScaledTarget<T> here = target;  // stores could change what `target` refers to, not this
             tile<Reader, kRows>(x + r * x_stride, x_stride, piece, r * piece.count * kPanel * 4 / rows,
-                                kPanel * 4 * kRows / rows + 1, sums + r * kChains * kTileBytes,
+                                kPanel * 4 * kRows / rows + 1, piece.is_whole() ? sums : sums + r * kChains * kTileBytes,
                                 [=](int i, int v, typename Reader::Acc total) INLINE_LAMBDA {
                                     here.put(r + i, v, total);
                                 });
