@@ -176,7 +176,7 @@ class ServerConfig:
     tls_key: str = option("", "PEM file with the certificate's key", cli=True)
     cors_origins: str = option("", "origins whose pages may call the server, separated by commas", cli=True)
     ui: bool = option(True, "the page at / and the events that feed it", cli=True)
-    max_queue_requests: int = option(1024, "requests that may wait for their first token", cli=True)
+    max_queue_requests: int = option(1024, "requests that may wait for their first token")
     max_queue_tokens: int = option(1_000_000, "prompt tokens that may wait for their first token")
     request_timeout_s: int = option(3600, "seconds that one request may take in all")
     drain_timeout_s: int = option(30, "seconds that running requests get after SIGTERM", cli=True)

@@ -31,7 +31,8 @@ def guarded(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     env = install(folder / "site", step_s=0.002)
     env |= {"HEADRACE_MAX_BODY_BYTES": "100000", "HEADRACE_LOAD_FORMAT": "dummy", "HEADRACE_API_KEY": "master"}
     arguments = ["--api-key-file", str(keys), "--kv-memory", "8MiB", "--max-num-seqs", "1"]
-    arguments += ["--max-queue-requests", "8", "--cors-origins", "https://a.example", "--served-model-name", "m1, m2"]
+    env |= {"HEADRACE_MAX_QUEUE_REQUESTS": "8"}
+    arguments += ["--cors-origins", "https://a.example", "--served-model-name", "m1, m2"]
     with LiveServer(model_folder, *arguments, env=env, device="moody") as server:
         yield server
 
