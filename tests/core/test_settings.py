@@ -21,8 +21,8 @@ FLAGS = (
 NO_FLAGS = (
     "model trust_remote_code pooling images tokenizer skip_tokenizer_init op_providers block_size hash_seed "
     "image_cache_tokens policy max_queue_requests max_queue_tokens request_timeout_s max_body_bytes "
-    "allow_remote_media allow_private_media max_images max_image_bytes max_image_pixels "
-    "max_stored_responses max_stored_bytes otlp_endpoint ping_interval_s stall_timeout_s stall_restart_s send_timeout_s"
+    "allow_remote_media allow_private_media max_images max_image_bytes max_image_pixels max_stored_responses "
+    "max_stored_bytes otlp_endpoint ping_interval_s stall_timeout_s stall_restart_s send_timeout_s"
 ).split()
 
 
