@@ -254,7 +254,7 @@ def _qwen3_next_layers(config: HFConfig) -> Sequence[bool]:
 
 def _recurrent_gemma(config: HFConfig, **options: Any) -> ModelSpec:
     """Kinds of layers are listed once, and repeated. Embeddings grow by a root in bfloat16."""
-    config = config.replace(head_dim=None, intermediate_size=config.size("intermediate_size") // 2)
+    config = config.replace(intermediate_size=config.size("intermediate_size") // 2)
     kinds, hidden_size = config.texts("block_types"), config.size("hidden_size")
     root = math.sqrt(hidden_size)
     step = 2.0 ** (math.frexp(root)[1] - 8)

@@ -14,7 +14,7 @@ from .config import HFConfig, flag, number
 from .dense_families import GROWTH
 from .latent import LATENT, latent_like
 from .llama_like import replace_attention, replace_layers, rms_norm
-from .mixtures import read_deepseek_experts, sparse_after
+from .mixtures import read_biased_experts, read_deepseek_experts, sparse_after
 from .name_tables import CORRECTION, EXPERTS, SHARED_EXPERTS, glu, llama_names
 from .recipes import Recipe, recipe
 from .spec import ModelSpec
@@ -33,11 +33,8 @@ def _deepseek_v2(config: HFConfig) -> ModelSpec:
         raise ModelError(f"topk_method in {config.file} must be greedy or group_limited_greedy, got {method!r}")
     if method == "greedy":
         config = config.replace(n_group=None, topk_group=None)
-    moe = read_deepseek_experts(config, score="softmax", has_correction=False, renormalize=False, group_score="max")
-    bias = config.boolean("mlp_bias", False)
-    if moe.shared is not None:
-        moe = dataclasses.replace(moe, shared=dataclasses.replace(moe.shared, bias=bias))
-    return latent_like(config, moe=moe, is_sparse=sparse_after, mlp_bias=bias)
+    moe = read_biased_experts(config, score="softmax", has_correction=False, renormalize=False, group_score="max")
+    return latent_like(config, moe=moe, is_sparse=sparse_after, mlp_bias=flag("mlp_bias"))
 
 
 def _deepseek_v32(config: HFConfig) -> ModelSpec:

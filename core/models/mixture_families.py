@@ -14,6 +14,7 @@ from .config import HFConfig, flag, number
 from .dense_families import (
     ATTN_FLAG,
     EXAONE4,
+    FLAGS,
     HUNYUAN_NORMS,
     cohere_like,
     exaone4_like,
@@ -33,7 +34,14 @@ from .llama_like import (
     turn_only,
     windowed_layer_types,
 )
-from .mixtures import read_deepseek_experts, read_experts, read_shared, sparse_after, sparse_steps
+from .mixtures import (
+    read_biased_experts,
+    read_deepseek_experts,
+    read_experts,
+    read_shared,
+    sparse_after,
+    sparse_steps,
+)
 from .name_tables import (
     BLOCK_SPARSE_EXPERTS,
     CORRECTION,
@@ -130,7 +138,8 @@ def _cohere2_moe(config: HFConfig) -> ModelSpec:
 def _aria_experts(config: HFConfig) -> MoeSpec:
     """`hidden_act` is the shared block's; experts know SiLU alone."""
     size = config.size("intermediate_size") * config.size("moe_num_shared_experts", 2)
-    return dataclasses.replace(_SIZED(config, shared=MlpSpec(intermediate_size=size)), activation="silu")
+    shared = MlpSpec(intermediate_size=size, bias=config.boolean("mlp_bias", False))
+    return dataclasses.replace(_SIZED(config, shared=shared), activation="silu")
 
 
 def _ernie(config: HFConfig) -> ModelSpec:
@@ -437,8 +446,8 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             "mlp.router": Stored(name="mlp.router.gate", also=("mlp.gate",)),
         },
         tensors={"mlp.router.correction": Stored(name="mlp.expert_bias", also=("mlp.e_score_correction_bias",))},
-        rms_norm_eps=1e-5, qk_norm="head", moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=1),
-        **ATTN_FLAG,
+        rms_norm_eps=1e-5, qk_norm="head", moe=read_biased_experts, is_sparse=partial(sparse_after, default=1),
+        **FLAGS,
     ),
     # Mellum 2: Qwen3-MoE with a window and a rope for each type of layer; full layers and experts where the config
     # lists no types.

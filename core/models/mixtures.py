@@ -57,6 +57,13 @@ def read_deepseek_experts(config: HFConfig, **changes: Any) -> MoeSpec:
     return moe
 
 
+def read_biased_experts(config: HFConfig, **changes: Any) -> MoeSpec:
+    """The same, with biases on the shared experts' projections if `mlp_bias`."""
+    moe = read_deepseek_experts(config, **changes)
+    bias = config.boolean("mlp_bias", False)
+    return dataclasses.replace(moe, shared=moe.shared and dataclasses.replace(moe.shared, bias=bias))
+
+
 def read_shared(config: HFConfig, *, renormalize: Read[bool]) -> MoeSpec:
     """Experts beside a gated shared one, as Qwen has them."""
     size = config.size("shared_expert_intermediate_size")

@@ -100,6 +100,8 @@ RECENT_CASES = (
     Case("gemma3n", "gemma3n_text", GEMMA3N),
 )
 RECENT_FLAGS = (
+    Case("hy_v3_biases", "hy_v3", {"head_dim": 16, "mlp_bias": True}),
+    Case("aria_biases", "aria_text", {"mlp_bias": True}),
     Case("longcat_flash_yarn", "longcat_flash", {**LONGCAT, "rope_parameters": YARN, "zero_expert_num": 0}),
     Case("diffllama_biases", "diffllama", {"attention_bias": True, "num_key_value_heads": 4}),
     Case(
