@@ -226,7 +226,7 @@ class StateOps(Launcher):
         """Values of a program, each with `block` numbers of its own; a power of two."""
         held = VALUES_PER_LANE * self.tuning.lanes // block
         filled: int = triton.next_power_of_2(most)
-        return max(4, min(held, filled))
+        return max(4, min(held, filled, CHANNELS))
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

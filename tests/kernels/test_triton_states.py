@@ -43,6 +43,13 @@ def mamba(tokens: int, dtype: torch.dtype) -> Any:
     return arrays, [normal(70, 16), normal(70), normal(70, seed=1)], normal(SLOTS, 70, 1, 16), {}
 
 
+def one_number(tokens: int, dtype: torch.dtype) -> Any:
+    """A channel with a state of one number, as RecurrentGemma's."""
+    arrays = [normal(tokens, 70, 1).to(dtype), normal(tokens, 70, seed=1).to(dtype)]
+    arrays += [torch.ones(tokens, 1, 1, dtype=dtype)] * 2
+    return arrays, [torch.zeros(70), normal(70), normal(70, seed=1)], normal(SLOTS, 70, 1, 1), {}
+
+
 def mamba2(tokens: int, dtype: torch.dtype) -> Any:
     parts = normal(tokens, 6 * 20 + 2 * 3 * 24 + 6).to(dtype)
     x, b, c, dt = parts[:, :120], parts[:, 120:192], parts[:, 192:264], parts[:, 264:]
@@ -81,6 +88,7 @@ def means(tokens: int, dtype: torch.dtype) -> Any:
 RULES: dict[str, tuple[str, Make]] = {
     "conv": ("causal_conv", conv),
     "mamba": ("selective_scan", mamba),
+    "one number": ("selective_scan", one_number),
     "mamba2": ("selective_scan", mamba2),
     "delta": ("gated_delta", delta),
     "delta by key": ("gated_delta", delta_by_key),
