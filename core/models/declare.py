@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import leaves
-from .mixer import conv_channels
+from .mixer_params import mixer_params
 from .params import Param, Part
 from .spec import (
     AltUpSpec,
@@ -19,7 +19,6 @@ from .spec import (
     DenseSpec,
     LatentSpec,
     LayerSpec,
-    MixerSpec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
@@ -28,7 +27,7 @@ from .spec import (
     RopeSpec,
     SharedSpec,
 )
-from .time_mix import channel_mix_params, time_mix_params
+from .time_mix import channel_mix_params
 from .vision_spec import ProjectorSpec, VisionSpec
 
 
@@ -124,7 +123,7 @@ def _decoder(spec: ModelSpec) -> Iterator[Param]:
         )
     if spec.lm_head_bias:
         shape = (spec.vocab_size,)
-        none = partial(_filled, shape, 0.0) if spec.kind == "encoder_decoder" else None
+        none = partial(leaves.filled, shape, 0.0) if spec.kind == "encoder_decoder" else None
         yield Param(name="lm_head.bias", shape=shape, kind="vector", shard="vocab", compute=none)
 
 
@@ -220,19 +219,10 @@ def _dense(dense: DenseSpec, prefix: str = "") -> Iterator[Param]:
         yield from leaves.norm(dense.norm, f"{name}_norm", rows)
 
 
-def _filled(shape: tuple[int, ...], value: float) -> npt.NDArray[np.float32]:
-    return np.full(shape, value, np.float32)
-
-
 def _minus_factor(start: float, size: int, *vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """The factor of differential attention, negative, [size]: of the products of two pairs of learned vectors."""
     q1, k1, q2, k2 = vectors
-    return _filled((size,), -(np.exp(q1 @ k1) - np.exp(q2 @ k2) + start))
-
-
-def _log_rate(rate: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Logarithms of the fastest decays of a real-gated linear recurrent unit, 8 * softplus(rate)."""
-    return np.asarray(np.log(8 * np.logaddexp(0, rate)), np.float32)
+    return leaves.filled((size,), -(np.exp(q1 @ k1) - np.exp(q2 @ k2) + start))
 
 
 def _rows(values: tuple[int, ...], size: int) -> npt.NDArray[np.float32]:
@@ -294,7 +284,7 @@ def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
         elif layer.has_attention:
             yield from _attention(layer.attn, f"{prefix}.attn", hidden)
         if layer.mixer is not None:
-            yield from _mixer(layer.mixer, f"{prefix}.mixer", hidden)
+            yield from mixer_params(layer.mixer, f"{prefix}.mixer", hidden)
             if layer.mixer.mlp_size:
                 yield from leaves.norm(spec.norm, f"{prefix}.mlp_norm", hidden)
                 yield from channel_mix_params(layer.mixer, f"{prefix}.mlp", hidden)
@@ -437,113 +427,6 @@ def _shared(shared: SharedSpec, attn: AttentionSpec, layer: str, hidden_size: in
     yield from leaves.linear(f"{layer}.shared.out_proj", hidden_size, hidden_size, "replicated", False)
 
 
-def _mixer(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
-    heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
-    channels = conv_channels(mixer)
-    vectors: dict[str, tuple[int, ...]] = {}
-    if mixer.kind not in ("lightning", "wkv"):
-        rows = {"q": keys, "k": keys, "v": size} if mixer.kind == "delta" else {}
-        parts = tuple(Part(name=f"{prefix}.{name}_conv.weight", rows=count) for name, count in rows.items())
-        yield Param(name=f"{prefix}.conv.weight", shape=(channels, 1, mixer.conv_width), kind="vector", parts=parts)
-        vectors |= {"conv.bias": (channels,)} if mixer.conv_bias else {}
-    match mixer.kind:
-        case "delta":
-            yield from _delta(mixer, prefix, hidden_size)
-            vectors |= {"a_log": (heads,), "dt_bias": (heads * (mixer.state_size if mixer.decay_rank else 1),)}
-        case "lightning":
-            rows = {f"{name}_proj": size for name in "qkv"}
-            [fused] = leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, heads)
-            yield dataclasses.replace(fused, shard="replicated")
-            yield from leaves.linear(f"{prefix}.gate_proj", size, hidden_size, "replicated", False)
-            yield from _lightning_constants(mixer, prefix)
-            vectors |= {"norm.weight": (size,)}
-        case "mamba2":
-            yield from leaves.linear(
-                f"{prefix}.in_proj", 2 * size + 2 * keys + heads, hidden_size, "replicated", mixer.bias
-            )
-            vectors |= {"a_log": (heads,), "d": (heads,), "dt_bias": (heads,)}
-            if mixer.norm is not None:
-                vectors["norm.weight"] = (size,)
-        case "mamba":
-            yield from leaves.linear(f"{prefix}.in_proj", 2 * size, hidden_size, "replicated", mixer.bias)
-            # Small, and what they make decides how long a state lasts.
-            size_out = mixer.dt_rank + 2 * keys
-            yield from leaves.linear(f"{prefix}.x_proj", size_out, size, "replicated", False, quantizable=False)
-            yield from leaves.linear(f"{prefix}.dt_proj", size, mixer.dt_rank, "replicated", False, quantizable=False)
-            vectors |= {"a_log": (heads, keys), "d": (heads,), "dt_bias": (heads,)}
-            if mixer.norm is not None:
-                for name, width in (("dt_norm", mixer.dt_rank), ("b_norm", keys), ("c_norm", keys)):
-                    yield from leaves.norm(mixer.norm, f"{prefix}.{name}", width)
-        case "lru":
-            rows = {"y_proj": size, "x_proj": size}
-            for param in leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, mixer.bias, heads):
-                yield dataclasses.replace(param, shard="replicated")
-            for name in ("input_gate", "decay_gate"):
-                yield Param(
-                    name=f"{prefix}.{name}.weight",
-                    shape=(size, size // mixer.num_blocks),
-                    kind="stacked",
-                    num_stacked=mixer.num_blocks,
-                )
-            parts = (Part(name=f"{prefix}.rate", rows=size),)
-            yield Param(name=f"{prefix}.dt_bias", shape=(size,), kind="vector", parts=parts, combine=_log_rate)
-            for name in ("a_log", "d"):
-                zeros = partial(_filled, (size,), 0.0)
-                yield Param(name=f"{prefix}.{name}", shape=(size,), kind="constant", compute=zeros)
-            vectors |= {"input_gate.bias": (size,), "decay_gate.bias": (size,)}
-        case "wkv":
-            yield from time_mix_params(mixer, prefix, hidden_size)
-        case "conv":
-            yield from leaves.linear(f"{prefix}.in_proj", 3 * size, hidden_size, "replicated", mixer.bias)
-    for name, shape in vectors.items():
-        yield Param(name=f"{prefix}.{name}", shape=shape, kind="vector")
-    if mixer.multipliers:
-        counts = (size, size, keys, keys, heads)
-        yield Param(
-            name=f"{prefix}.multipliers",
-            shape=(sum(counts),),
-            kind="constant",
-            compute=lambda: np.repeat(np.asarray(mixer.multipliers, np.float32), counts),
-        )
-    yield from leaves.linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.out_bias)
-
-
-def _delta(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
-    heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
-    rows = {"q_proj": keys, "k_proj": keys, "v_proj": size, **({} if mixer.gate_rank else {"z_proj": size})}
-    [fused] = leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
-    larger = (Part(name=f"{prefix}.qkv_proj.weight", rows=2 * keys + size), *fused.parts[3:])
-    yield dataclasses.replace(fused, larger_parts=larger, shard="replicated")
-    rows = {"beta_proj": heads, **({} if mixer.decay_rank else {"dt_proj": heads})}
-    yield from leaves.fused(f"{prefix}.gates_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
-    for name, rank, out in (
-        ("decay", mixer.decay_rank, heads * mixer.state_size),
-        ("gate", mixer.gate_rank, size),
-    ):
-        if rank:
-            yield from leaves.linear(f"{prefix}.{name}_a_proj", rank, hidden_size, "replicated", False)
-            yield from leaves.linear(f"{prefix}.{name}_b_proj", out, rank, "replicated", False)
-    if mixer.norm is not None:
-        yield from leaves.norm(mixer.norm, f"{prefix}.norm", mixer.head_dim)
-
-
-def _lightning_constants(mixer: MixerSpec, prefix: str) -> Iterator[Param]:
-    """What makes a selective state space forget at fixed rates."""
-    heads = mixer.num_heads
-    values = {
-        "a_log": np.log(mixer.slope_scale) - np.arange(1, heads + 1) * (8 * math.log(2) / heads),
-        "d": np.zeros(heads),
-        "dt_bias": np.zeros(heads),
-    }
-    for name, numbers in values.items():
-        yield Param(
-            name=f"{prefix}.{name}",
-            shape=(heads,),
-            kind="constant",
-            compute=partial(np.asarray, numbers, np.float32),
-        )
-
-
 def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     size = mlp.intermediate_size
     if mlp.gated:
@@ -552,11 +435,11 @@ def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
     else:
         yield from leaves.linear(f"{prefix}.up_proj", size, hidden_size, "column", mlp.bias)
     if mlp.sparsity:
-        cut = partial(_filled, (size,), -NormalDist().inv_cdf(mlp.sparsity))
+        cut = partial(leaves.filled, (size,), -NormalDist().inv_cdf(mlp.sparsity))
         yield Param(name=f"{prefix}.cut", shape=(size,), kind="constant", compute=cut)
     if mlp.xielu:
         for name, alpha in zip("pn", mlp.xielu_alphas or (None, None), strict=True):
-            known = None if alpha is None else partial(_filled, (1,), alpha)
+            known = None if alpha is None else partial(leaves.filled, (1,), alpha)
             yield Param(name=f"{prefix}.act.alpha_{name}", shape=(1,), kind="vector", compute=known)
     if mlp.inner_norm is not None:
         yield from leaves.norm(mlp.inner_norm, f"{prefix}.inner_norm", size)
@@ -571,7 +454,7 @@ def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
         f"{prefix}.router", num_scores, hidden_size, "replicated", moe.router_bias, quantizable=False
     )
     if moe.has_correction:
-        zeros = partial(_filled, (num_scores,), 0.0) if moe.may_lack_correction else None
+        zeros = partial(leaves.filled, (num_scores,), 0.0) if moe.may_lack_correction else None
         yield Param(name=f"{prefix}.router.correction", shape=(num_scores,), kind="vector", compute=zeros)
     expert_size = moe.latent_size or hidden_size
     up = ("gate_up_proj", ("gate_proj", "up_proj")) if moe.gated else ("up_proj", ("up_proj",))

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from .params import Param, Part, Shard
 from .rope import num_rope_variants, rope_tables
 from .spec import NormSpec, RopeSpec
@@ -85,3 +88,8 @@ def rope(rope: RopeSpec, prefix: str) -> Iterator[Param]:
         kind="constant",
         compute=lambda: rope_tables(rope)[1],
     )
+
+
+def filled(shape: tuple[int, ...], value: float) -> npt.NDArray[np.float32]:
+    """An array of one value."""
+    return np.full(shape, value, np.float32)
