@@ -99,7 +99,7 @@ class Buckets:
         self._is_encoder = spec.kind == "encoder"
         self._makes_vectors = spec.pooler is not None
         self.num_reqs = _steps(
-            grid.smallest_reqs, config.max_num_seqs, factor=grid.num_reqs, multiple=grid.smallest_reqs
+            grid.smallest_reqs, config.max_num_samples, factor=grid.num_reqs, multiple=grid.smallest_reqs
         )
         self.chunk_reqs = tuple(dict.fromkeys((self.num_reqs[0 if grid.few_reqs else -1], self.num_reqs[-1])))
         self.num_tokens = _steps(
@@ -155,8 +155,8 @@ class Buckets:
         if decode:
             reqs = tokens = _next(self.num_reqs, max(num_reqs, num_samples))
         else:
-            reqs, tokens = _next(self.chunk_reqs, num_reqs), _next(self.num_tokens, num_tokens)
-        # Only steps that verify drafts sample more often than they have requests.
+            # Only steps that verify drafts sample more often than they have requests.
+            reqs, tokens = _next(self.chunk_reqs, max(num_reqs, num_samples)), _next(self.num_tokens, num_tokens)
         picked = reqs if num_samples <= reqs else _next(self.num_tokens, num_samples)
         return ForwardBucket(num_tokens=tokens, num_reqs=reqs, num_picked=picked, width=width, decode=decode)
 
