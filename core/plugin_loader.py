@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata, resources
@@ -103,6 +103,19 @@ class Plugins:
             takes_first = call.spec is not None and call.spec.opts["firstresult"]
             several = [answers] if takes_first else answers
             found += [(plugin, answer) for answer in several if answer is not None]
+        return found
+
+    def factories(self, hook: str) -> dict[str, tuple[Plugin, Callable[..., Any]]]:
+        """The answers of a hook that gives factories by name, each with its plugin; of equal names the last one's.
+
+        A plugin that answers with anything else becomes a problem.
+        """
+        found: dict[str, tuple[Plugin, Callable[..., Any]]] = {}
+        for plugin, offer in self.ask(hook):
+            if isinstance(offer, Mapping) and all(callable(factory) for factory in offer.values()):
+                found.update({name: (plugin, factory) for name, factory in offer.items()})
+            else:
+                self.refuse(plugin, Status.BROKEN, f"{hook} must return names with factories")
         return found
 
     def refuse(self, plugin: Plugin, status: Status, reason: str, *, platform: str = "") -> None:

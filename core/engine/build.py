@@ -3,12 +3,12 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig, parse_speculative
@@ -468,13 +468,7 @@ def _load_foreign(config: EngineConfig, model: Model, dtype: str, load: Callable
 
 
 def _processors(plugins: Plugins) -> ProcessorFactories:
-    found: dict[str, Callable[..., Any]] = {}
-    for plugin, offer in plugins.ask("headrace_logits_processors"):
-        if not isinstance(offer, Mapping) or not all(callable(factory) for factory in offer.values()):
-            plugins.refuse(plugin, Status.BROKEN, "headrace_logits_processors must return names with factories")
-            continue
-        found.update(offer)
-    return found
+    return {name: factory for name, (_, factory) in plugins.factories("headrace_logits_processors").items()}
 
 
 def _ops_choice(selections: Sequence[Selection]) -> list[Choice]:

@@ -1,10 +1,7 @@
 """Finding the drafter that a setting names."""
 
-from collections.abc import Callable, Mapping
-
 from ..config import parse_speculative
 from ..errors import ConfigError, PluginError
-from ..platform import Status
 from ..plugin_loader import Plugins
 from ..runner.drafts import Drafter
 from ..suggest import did_you_mean
@@ -16,19 +13,15 @@ def find_drafter(plugins: Plugins, speculative: str) -> Drafter | None:
     name, _ = parse_speculative(speculative)
     if not name:
         return None
-    found: dict[str, tuple[str, Callable[[], Drafter]]] = {}
-    for plugin, offer in plugins.ask("headrace_drafters"):
-        if not isinstance(offer, Mapping) or not all(callable(factory) for factory in offer.values()):
-            plugins.refuse(plugin, Status.BROKEN, "headrace_drafters must return names with factories")
-            continue
-        found.update({drafter: (str(plugin), factory) for drafter, factory in offer.items()})
+    found = plugins.factories("headrace_drafters")
     if name not in found:
         raise ConfigError(
             f"no plugin brings a drafter {name!r}{did_you_mean(name, found)}; known: none, {', '.join(found)}",
             remedies=["--speculative ngram"],
         )
-    plugin_name, factory = found[name]
+    plugin, factory = found[name]
     try:
-        return factory()
+        drafter: Drafter = factory()
     except Exception as error:
-        raise PluginError(f"the drafter {name!r} cannot be made: {error!r}", plugin=plugin_name) from error
+        raise PluginError(f"the drafter {name!r} cannot be made: {error!r}", plugin=str(plugin)) from error
+    return drafter

@@ -44,14 +44,17 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBucket:
-    """The shape of a forward pass. decode: every request has one token. width: blocks in a row of a block table.
-    num_picked: tokens whose hidden states go on to the sampler."""
+    """The shape of a forward pass. decode: every request has one token. width: blocks in a row of a block table."""
 
     num_tokens: int
     num_reqs: int
-    num_picked: int
     width: int
     decode: bool
+
+    @property
+    def num_picked(self) -> int:
+        """Tokens whose hidden states go on to the sampler: there is room for as many as for requests."""
+        return self.num_reqs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,7 @@ class Buckets:
         decodes = [] if self._is_encoder else [(n, n, True) for n in self.num_reqs]
         chunks = [(n, reqs, False) for n in self.num_tokens for reqs in self.chunk_reqs]
         return [
-            ForwardBucket(num_tokens=tokens, num_reqs=reqs, num_picked=reqs, width=width, decode=decode)
+            ForwardBucket(num_tokens=tokens, num_reqs=reqs, width=width, decode=decode)
             for tokens, reqs, decode in (*decodes, *chunks)
             for width in self.widths
         ]
@@ -152,13 +155,10 @@ class Buckets:
         num_reqs, num_tokens = len(batch.seq_lens), len(batch.input_ids)
         width = _next(self.widths, max((table.shape[1] for table in batch.block_tables), default=0))
         decode = batch.max_query_len == 1 and not self._is_encoder
-        if decode:
-            reqs = tokens = _next(self.num_reqs, max(num_reqs, num_samples))
-        else:
-            # Only steps that verify drafts sample more often than they have requests.
-            reqs, tokens = _next(self.chunk_reqs, max(num_reqs, num_samples)), _next(self.num_tokens, num_tokens)
-        picked = reqs if num_samples <= reqs else _next(self.num_tokens, num_samples)
-        return ForwardBucket(num_tokens=tokens, num_reqs=reqs, num_picked=picked, width=width, decode=decode)
+        # Only steps that verify drafts sample more often than they have requests.
+        reqs = _next(self.num_reqs if decode else self.chunk_reqs, max(num_reqs, num_samples))
+        tokens = reqs if decode else _next(self.num_tokens, num_tokens)
+        return ForwardBucket(num_tokens=tokens, num_reqs=reqs, width=width, decode=decode)
 
     def sample(self, batch: SamplingBatch, num_picked: int) -> SampleBucket:
         """The bucket of a sampling batch out of `num_picked` hidden states."""
