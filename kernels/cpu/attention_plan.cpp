@@ -132,12 +132,12 @@ void KVMemory::write_block(std::int64_t block, const void *in) {
 }
 
 void AttentionPlan::add_blocks(const AttentionArgs &args, std::int64_t request, std::int64_t begin, std::int64_t end,
-                               std::int64_t seq_len, const std::int32_t *reach, bool is_ahead) {
+                               std::int64_t first_position, std::int64_t seq_len, const std::int32_t *reach,
+                               bool is_ahead) {
     const KVCache &cache = args.cache;
     const std::int64_t group = args.num_heads / cache.num_kv_heads;
     const std::int64_t num_parts = parts_of(args);
     const std::int64_t step = std::max<std::int64_t>(1, kAttentionRows / group);
-    const std::int64_t first_position = args.reach >= kEveryKey && !is_ahead ? 0 : seq_len - (end - begin);
     const auto sees_ahead = [&](std::int64_t token) {
         return reach != nullptr && reach[token] > first_position + token - begin + 1;
     };
@@ -277,7 +277,7 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
                                             "] is " + std::to_string(block) + ", the cache has " +
                                             std::to_string(cache.num_blocks) + " blocks");
         }
-        add_blocks(args, r, begin, end, seq_len, reach, is_ahead);
+        add_blocks(args, r, begin, end, first_position, seq_len, reach, is_ahead);
     }
     num_shared_.assign(blocks_.size(), 0);
     share_segments(args, num_threads);

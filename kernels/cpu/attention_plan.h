@@ -58,9 +58,9 @@ class AttentionPlan {
               bool is_ahead = false);
 
   private:
-    // Blocks of the tokens of one request that this plan takes.
+    // Blocks of the tokens [begin, end) of one request that this plan takes. first_position: of the first of them.
     void add_blocks(const AttentionArgs &args, std::int64_t request, std::int64_t begin, std::int64_t end,
-                    std::int64_t seq_len, const std::int32_t *reach, bool is_ahead);
+                    std::int64_t first_position, std::int64_t seq_len, const std::int32_t *reach, bool is_ahead);
     // Tasks of segments that single tokens of several requests have in common.
     void share_segments(const AttentionArgs &args, int num_threads);
     void add_tasks(const AttentionArgs &args, int num_threads);
