@@ -4,6 +4,7 @@ Candidates, ends and scores are those of transformers' generate (num_beams, leng
 no_repeat_ngram_size, forced_eos_token_id), so that both find the same texts.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,6 +34,16 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for an impossible value."""
+        for name in ("beam_width", "max_tokens", "no_repeat_ngram_size", "forced_eos_token_id"):
+            value = getattr(self, name)
+            if type(value) is not int and not (name == "forced_eos_token_id" and value is None):
+                raise ConfigError(f"{name} must be a whole number, got {value!r}")
+        if isinstance(self.length_penalty, bool) or not isinstance(self.length_penalty, int | float):
+            raise ConfigError(f"length_penalty must be a number, got {self.length_penalty!r}")
+        if not math.isfinite(self.length_penalty):
+            raise ConfigError(f"length_penalty must be finite, got {self.length_penalty}")
+        if self.early_stopping not in (True, False, "never"):
+            raise ConfigError(f"early_stopping must be True, False or 'never', got {self.early_stopping!r}")
         if not 1 <= self.beam_width <= MAX_BEAMS:
             raise ConfigError(f"beam_width must be 1 to {MAX_BEAMS}, got {self.beam_width}")
         if self.max_tokens < 1 or self.no_repeat_ngram_size < 0:

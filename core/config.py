@@ -7,7 +7,7 @@ and HEADRACE_ITS_NAME always, and a keyword of `LLM`. Names are unique over all 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from .errors import ConfigError
 from .suggest import did_you_mean
@@ -20,6 +20,8 @@ DEFAULT_STEP_TOKENS = 2048
 """Tokens of the largest step, where a device does not say better."""
 DRAFT_TOKENS, MOST_DRAFT_TOKENS = 4, 32
 """Drafts of a row that a step verifies: unless a number is given, and at most."""
+MOST_SEQS = 65536
+"""Requests that may run at the same time, at most: their tables are allocated at the start."""
 QUANTIZATIONS = ("none", "int8", "int8-channel", "fp8", "int4", "int4-g64", "int4-g128", "int4-sym")
 """What becomes of a layer's weights: see weights.quantize."""
 
@@ -65,6 +67,7 @@ class ModelConfig:
     chat_template: str = option("", "file with a chat template; empty for the model's own", cli=True)
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
         _check_choice("quantize", self.quantize, QUANTIZATIONS)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
@@ -86,6 +89,7 @@ class DeviceConfig:
     )
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_auto_or_positive("threads", self.threads)
         _check_auto_or_positive("tensor_parallel_size", self.tensor_parallel_size)
 
@@ -111,7 +115,9 @@ class KVConfig:
     )
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_auto_or_positive("image_cache_tokens", self.image_cache_tokens)
+        _check_seed("hash_seed", self.hash_seed)
         if self.kv_memory != "auto":
             parse_bytes(self.kv_memory, name="kv_memory")
         _check_choice("kv_dtype", self.kv_dtype, ("auto", *KV_DTYPES))
@@ -150,9 +156,13 @@ class SchedulerConfig:
     seed: int = option(0, "seed of requests that bring none", cli=True)
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_auto_or_positive("max_num_seqs", self.max_num_seqs)
+        if self.max_num_seqs > MOST_SEQS:
+            raise ConfigError(f"max_num_seqs must be at most {MOST_SEQS}, got {self.max_num_seqs}")
         _check_auto_or_positive("max_num_batched_tokens", self.max_num_batched_tokens)
         _check_choice("policy", self.policy, ("fcfs", "priority"))
+        _check_seed("seed", self.seed)
         parse_speculative(self.speculative)
 
     @property
@@ -197,6 +207,7 @@ class ServerConfig:
     send_timeout_s: int = option(60, "seconds after which a client that reads nothing is given up")
 
     def __post_init__(self) -> None:
+        _check_types(self)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, got {self.port}")
         for name in ("max_queue_requests", "max_queue_tokens", "request_timeout_s", "max_body_bytes"):
@@ -219,6 +230,7 @@ class LogConfig:
     log_format: str = option("text", "text or one JSON object a line", cli=True, choices=("text", "json"))
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_choice("log_level", self.log_level, ("debug", "info", "warning", "error"))
         _check_choice("log_format", self.log_format, ("text", "json"))
 
@@ -270,6 +282,26 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}; got {value!r}{did_you_mean(value, choices)}")
 
 
-def _check_auto_or_positive(name: str, value: object) -> None:
-    if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(f"{name} must be a positive number, got {value!r}")
+def _check_types(group: Any) -> None:
+    """Raise ConfigError for a value of another type than its field's."""
+    for item in dataclasses.fields(group):
+        value, types = getattr(group, item.name), get_args(item.type) or (item.type,)
+        has_auto = len(types) > 1
+        if type(value) in types or (has_auto and value == "auto"):
+            continue
+        if has_auto or types[0] is int:
+            what = "a positive number or auto" if has_auto else "a whole number"
+        else:
+            what = "true or false" if types[0] is bool else "text"
+        raise ConfigError(f"{item.name} must be {what}, got {value!r}")
+
+
+def _check_seed(name: str, value: int) -> None:
+    if not 0 <= value < 2**64:
+        raise ConfigError(f"{name} must be 0 or more and fit in 64 bits, got {value}")
+
+
+def _check_auto_or_positive(name: str, value: int | str) -> None:
+    if value != "auto" and (isinstance(value, str) or value < 1):
+        has_auto = "" if isinstance(all_options()[name][1].type, type) else " or auto"
+        raise ConfigError(f"{name} must be a positive number{has_auto}, got {value!r}")

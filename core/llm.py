@@ -3,7 +3,9 @@
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
@@ -15,13 +17,27 @@ from .config import EngineConfig
 from .engine.build import Built, build_engine
 from .engine.engine import Engine
 from .errors import ModelError, RequestError
+from .llm_inputs import (
+    as_conversations,
+    as_many,
+    as_messages,
+    as_texts,
+    check_keys,
+    check_salt,
+    flat_options,
+    images_of,
+    is_one_prompt,
+    params_each,
+    priorities_each,
+)
 from .pooling.outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
 from .pooling.params import PoolingParams
 from .pooling.tasks import PoolingRequest, TextInput
 from .sampling.params import SamplingParams
 from .sampling.validate import MAX_LOGPROBS
 from .stages import CompletionOutput, FloatArray, RequestOutput
-from .text.chat import ChatTemplate
+from .text.chat import ChatTemplate, read_template
+from .text.inputs import token_ids
 from .text.seq2seq import PreparedPrompt, prepare_seq2seq
 from .text.tokenizer import Tokenizer
 from .vision.images import take_images
@@ -68,12 +84,12 @@ Message = Mapping[str, Any]
 class LLM:
     """A language model, loaded and ready. Use as a context manager, or call `close`.
 
-    Not safe for use from several threads at once.
+    Several threads may use it at once: their requests share the steps.
     """
 
     def __init__(
         self,
-        model: str = "",
+        model: str | os.PathLike[str] = "",
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -89,10 +105,10 @@ class LLM:
         """
         options = dict(
             engine_options,
-            model=str(model),
+            model=os.fspath(model) if isinstance(model, os.PathLike) else model,
             device=device,
             dtype=dtype,
-            quantize=quantize or "none",
+            quantize="none" if quantize is None else quantize,
             skip_tokenizer_init=skip_tokenizer_init,
         )
         self._start(EngineConfig.from_options(options), lambda line: logger.info("%s", line))
@@ -107,9 +123,12 @@ class LLM:
     def _start(self, config: EngineConfig, report: Callable[[str], None]) -> None:
         self.config = config
         self._closed = True
+        if config.model.chat_template:
+            read_template(config.model.chat_template)  # a wrong one is told before anything is loaded
         self.built: Built = build_engine(config, report)
         self._closed = False
         self._ids = itertools.count()
+        self._lock = threading.RLock()  # around the engine and `_latest`
         self._latest: dict[str, RequestOutput] = {}
         self._chat_template: ChatTemplate | None = None
         self._image_reader: ImageReader | None = None
@@ -154,7 +173,7 @@ class LLM:
 
         All prompts are checked before any runs. Raises RequestError.
         """
-        many: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
+        many = as_many(prompts, "prompts", is_one_prompt)
         return self._run(many, self._tokens, sampling_params, priority, cache_salt)
 
     def chat(
@@ -163,11 +182,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several. template_options go to the chat template (tools=..., ...)."""
-        if not messages:
-            raise RequestError("there is no message to answer", code="empty_prompt")
-        many: Any = [messages] if isinstance(messages[0], Mapping) else messages
-        return self._run(many, lambda each: self._chat_tokens(each, **template_options), sampling_params)
+        """Answer one conversation or several. template_options go to the chat template (tools=..., ...), itself given
+        as chat_template=... if not the model's own."""
+        return self._run(
+            as_conversations(messages), lambda each: self._chat_tokens(each, **template_options), sampling_params
+        )
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
@@ -176,7 +195,7 @@ class LLM:
         generation_config.json says (num_beams, ...). Each step is one of the engine, which shares what beams have in
         common. Raises RequestError.
         """
-        many: Sequence[Prompt] = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
+        many = as_many(prompts, "prompts", is_one_prompt)
         defaults = self.built.defaults
         params = params or read_beam_search(defaults.generation)
         prepared = [self._tokens(prompt) for prompt in many]
@@ -212,7 +231,8 @@ class LLM:
             prepared = self._tokens(prompt)
         else:
             prepared = self._chat_tokens(prompt)
-        request_id = self._add(prepared, sampling_params or self.default_sampling_params)
+        [params] = params_each(sampling_params, 1, self.default_sampling_params)
+        request_id = self._add(prepared, params)
         return self._follow(request_id)
 
     def embed(
@@ -251,8 +271,8 @@ class LLM:
         """
         tasks, params = self.built.pooling, pooling_params or PoolingParams()
         tasks.require("score")
-        texts = [documents] if isinstance(documents, str) else list(documents)
-        queries = [query] if isinstance(query, str) else list(query)
+        texts = as_texts(documents, "documents")
+        queries = as_texts(query, "queries")
         if len(queries) not in (1, len(texts)):
             raise RequestError(f"{len(queries)} queries do not go with {len(texts)} documents: give one, or as many")
         if tasks.reads_pairs:
@@ -297,16 +317,13 @@ class LLM:
                         prompt = PreparedPrompt(token_ids=question.token_ids, encoder=question.encoder)
                         waiting[self._add(prompt, question.params, final_only=True)] = (n, place)
                 open_jobs = []
-                for request_id in self._step() if waiting else ():
-                    if request_id in waiting:
-                        n, place = waiting.pop(request_id)
-                        answers[n][place] = _answer(self._latest.pop(request_id))
-                        if n not in {job for job, _ in waiting.values()}:
-                            open_jobs.append((n, [answers[n][i] for i in range(len(answers[n]))]))
+                for output in self._news(waiting.keys()) if waiting else ():
+                    n, place = waiting.pop(output.request_id)
+                    answers[n][place] = _answer(output)
+                    if n not in {job for job, _ in waiting.values()}:
+                        open_jobs.append((n, [answers[n][i] for i in range(len(answers[n]))]))
         except BaseException:
-            for request_id in waiting:
-                self._engine.abort(request_id)
-                self._latest.pop(request_id, None)
+            self._drop(waiting)
             raise
         return [job.result() for job in jobs]
 
@@ -318,21 +335,25 @@ class LLM:
                 code="not_supported",
                 remedies=["generate with a plain prompt"],
             )
-        if self._chat_template is None:
-            self._chat_template = self._load_chat_template()
-        options: dict[str, Any] = dict(template_options)
+        options = flat_options(template_options)
+        if (source := options.pop("chat_template", None)) is not None:
+            template = ChatTemplate(source, self.tokenizer.special_tokens)
+        else:
+            template = self._chat_template = self._chat_template or self._load_chat_template()
         if self.built.model.spec.vision is not None:
             options["image_placeholder"] = self._images.placeholder
-        return self._chat_template.render(messages, **options)
+        return template.render(messages, **options)
 
     def close(self) -> None:
         """Free the model; may be called twice."""
-        if not self._closed:
-            self._closed = True
-            self.built.engine.close()
-            self.built.device.close()
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self.built.engine.close()
+                self.built.device.close()
 
     def __enter__(self) -> Self:
+        assert self._engine is not None  # raises if it is closed
         return self
 
     def __exit__(
@@ -349,18 +370,19 @@ class LLM:
             return PreparedPrompt(text=prompt, token_ids=self.tokenizer.encode(prompt))
         if not isinstance(prompt, Mapping):
             raise RequestError(f"a prompt is text or has prompt or prompt_token_ids, got {type(prompt).__name__}")
-        token_ids: Any = prompt.get("prompt_token_ids")
+        given: Any = prompt.get("prompt_token_ids")
         text: Any = prompt.get("prompt")
-        if token_ids is None and not isinstance(text, str):
-            keys = ", ".join(prompt)
+        if given is None and not isinstance(text, str):
+            keys = ", ".join(map(str, prompt))
             raise RequestError(f"a prompt is text or has prompt or prompt_token_ids, got the keys {keys}")
-        sources = _images_of(prompt.get("multi_modal_data"))
+        check_keys(prompt)
+        sources = images_of(prompt.get("multi_modal_data"))
         if sources:
-            return self._with_images(text if token_ids is None else list(token_ids), sources)
-        return self._tokens(text) if token_ids is None else PreparedPrompt(token_ids=list(token_ids))
+            return self._with_images(text if given is None else token_ids(given), sources)
+        return self._tokens(text) if given is None else PreparedPrompt(token_ids=token_ids(given))
 
     def _chat_tokens(self, messages: Sequence[Message], **template_options: Any) -> PreparedPrompt:
-        plain, sources = take_images(messages)
+        plain, sources = take_images(as_messages(messages))
         text = self.render_chat(plain, **template_options)
         if sources:
             return self._with_images(text, sources, add_special_tokens=False)
@@ -385,8 +407,8 @@ class LLM:
         priority: Sequence[int] | int = 0,
         cache_salt: str = "",
     ) -> list[RequestOutput]:
-        params = _one_each(sampling_params or self.default_sampling_params, len(many), "sampling_params")
-        priorities = _one_each(priority, len(many), "priority")
+        params = params_each(sampling_params, len(many), self.default_sampling_params)
+        priorities, cache_salt = priorities_each(priority, len(many)), check_salt(cache_salt)
         prompts: list[PreparedPrompt] = []
         for index, (each, wanted) in enumerate(zip(many, params, strict=True)):
             try:
@@ -398,20 +420,15 @@ class LLM:
                 reason = f"prompt {index} of {len(many)}: {error.reason}"
                 raise RequestError(reason, code=error.code, remedies=error.remedies) from error
         ids: list[str] = []
-        mine: set[str] = set()
         finished: dict[str, RequestOutput] = {}
         try:
             for prompt, each, rank in zip(prompts, params, priorities, strict=True):
                 ids.append(self._add(prompt, each, rank, cache_salt, final_only=True))
-            mine.update(ids)
+            mine = set(ids)
             while len(finished) < len(ids):
-                for request_id in self._step():
-                    if request_id in mine:
-                        finished[request_id] = self._latest.pop(request_id)
+                finished.update((output.request_id, output) for output in self._news(mine))
         except BaseException:
-            for request_id in ids:
-                self._engine.abort(request_id)
-                self._latest.pop(request_id, None)
+            self._drop(ids)
             raise
         return [finished[request_id] for request_id in ids]
 
@@ -441,7 +458,7 @@ class LLM:
 
     def _prepare(self, texts: TextInput | Sequence[TextInput], params: PoolingParams) -> list[PoolingRequest]:
         """Tokens of all texts; all are checked before any runs."""
-        many: Sequence[Any] = [texts] if isinstance(texts, (str, Mapping, tuple)) else texts
+        many = as_many(texts, "texts", lambda given: isinstance(given, str | Mapping | tuple))
         prepared: list[PoolingRequest] = []
         for index, text in enumerate(many):
             try:
@@ -460,22 +477,19 @@ class LLM:
         try:
             for request in requests:
                 request_id = str(next(self._ids))
-                self._engine.add_pooling(
-                    request_id, request.token_ids, token_types=request.token_types, prompt=request.text
-                )
+                with self._lock:
+                    self._engine.add_pooling(
+                        request_id, request.token_ids, token_types=request.token_types, prompt=request.text
+                    )
                 ids.append(request_id)
             mine = set(ids)
             while len(vectors) < len(ids):
-                for request_id in self._step():
-                    if request_id in mine:
-                        output = self._latest.pop(request_id)
-                        if output.pooled is None:
-                            raise RequestError(output.error or "the request was dropped")
-                        vectors[request_id] = output.pooled
+                for output in self._news(mine):
+                    if output.pooled is None:
+                        raise RequestError(output.error or "the request was dropped")
+                    vectors[output.request_id] = output.pooled
         except BaseException:
-            for request_id in ids:
-                self._engine.abort(request_id)
-                self._latest.pop(request_id, None)
+            self._drop(ids)
             raise
         return [vectors[request_id] for request_id in ids]
 
@@ -483,22 +497,28 @@ class LLM:
         finished = False
         try:
             while not finished:
-                if request_id not in self._latest:
-                    self._step()
-                output = self._latest.pop(request_id, None)
-                if output is not None:
+                for output in self._news({request_id}):
                     finished = output.finished
                     yield output
         finally:
-            if not finished and not self._closed:
-                self._engine.abort(request_id)
-            self._latest.pop(request_id, None)
+            if not finished:
+                self._drop([request_id])
 
-    def _step(self) -> list[str]:
-        """One step for all that is open (several streams may be read in turns); the requests that it changed."""
-        outputs = self._engine.step()
-        self._latest.update((output.request_id, output) for output in outputs)
-        return [output.request_id for output in outputs]
+    def _news(self, mine: Set[str]) -> list[RequestOutput]:
+        """What is new of these requests, after one step for all that are open if nothing is: several streams may be
+        read in turns, and several threads may wait, each of which then takes steps for the others, too."""
+        with self._lock:
+            if mine.isdisjoint(self._latest):
+                self._latest.update((output.request_id, output) for output in self._engine.step())
+            return [self._latest.pop(request_id) for request_id in mine & self._latest.keys()]
+
+    def _drop(self, request_ids: Iterable[str]) -> None:
+        """Abort these requests, whatever became of them."""
+        with self._lock:
+            for request_id in request_ids:
+                if not self._closed:
+                    self._engine.abort(request_id)
+                self._latest.pop(request_id, None)
 
     def _add(
         self,
@@ -510,18 +530,19 @@ class LLM:
         final_only: bool = False,
     ) -> str:
         request_id = str(next(self._ids))
-        self._engine.add(
-            request_id,
-            prompt.token_ids,
-            params,
-            prompt=prompt.text,
-            priority=priority,
-            cache_salt=cache_salt,
-            final_only=final_only,
-            encoder=prompt.encoder,
-            encoder_prompt=prompt.encoder_text,
-            images=prompt.images,
-        )
+        with self._lock:
+            self._engine.add(
+                request_id,
+                prompt.token_ids,
+                params,
+                prompt=prompt.text,
+                priority=priority,
+                cache_salt=cache_salt,
+                final_only=final_only,
+                encoder=prompt.encoder,
+                encoder_prompt=prompt.encoder_text,
+                images=prompt.images,
+            )
         return request_id
 
     @property
@@ -537,12 +558,9 @@ class LLM:
         return self.built.engine
 
     def _load_chat_template(self) -> ChatTemplate:
-        path = self.config.model.chat_template
-        if path:
-            try:
-                source: Any = Path(path).read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise ModelError(f"the chat template {path} cannot be read: {error}") from error
+        source: Any
+        if self.config.model.chat_template:
+            source = read_template(self.config.model.chat_template)
         else:
             source = self.tokenizer.chat_template
         if source is None:
@@ -567,21 +585,3 @@ def _answer(output: RequestOutput) -> "Answer":
         logprobs=[entry[token].logprob for entry, token in zip(one.logprobs or (), one.token_ids, strict=False)],
         prompt_logprob=last[output.prompt_token_ids[-1]].logprob if last else 0.0,
     )
-
-
-def _images_of(data: Any) -> list[Any]:
-    """The images of a prompt's multi_modal_data."""
-    if data is None:
-        return []
-    if not isinstance(data, Mapping) or set(data) - {"image"}:
-        raise RequestError('multi_modal_data is {"image": one image or a list}', code="invalid_image")
-    found = data.get("image")
-    return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
-
-
-def _one_each(value: Any, count: int, name: str) -> Sequence[Any]:
-    if isinstance(value, Sequence):
-        if len(value) != count:
-            raise RequestError(f"{count} prompts need {count} {name}, got {len(value)}")
-        return value
-    return [value] * count

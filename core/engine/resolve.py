@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import EngineConfig, parse_speculative
+from ..config import DEFAULT_STEP_TOKENS, EngineConfig, parse_speculative
 from ..errors import CapacityError, ConfigError, ModelError, Unsupported
 from ..kv.groups import KVGroup, kv_groups
 from ..kv.sizing import KVSize, request_bytes, size_kv
@@ -194,6 +194,16 @@ def resolve_budget(config: EngineConfig, spec: ModelSpec, caps: Caps, length: in
     return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=budget))
 
 
+def _remedies(longest: int, plan: KVPlan, free: int, config: EngineConfig) -> list[str]:
+    """What makes room. longest: tokens of a request that fit; free: bytes beside the weights and a step."""
+    if longest >= plan.block_size:
+        return [f"--max-model-len {longest}"]
+    budget = config.scheduler.budget
+    if free <= 0 < free + plan.step_bytes and budget > DEFAULT_STEP_TOKENS:
+        return [f"--max-num-batched-tokens {DEFAULT_STEP_TOKENS} (it is {budget})"]
+    return ["a smaller model"]
+
+
 def resolve_capacity(
     config: EngineConfig,
     spec: ModelSpec,
@@ -238,7 +248,7 @@ def resolve_capacity(
                 f"{name} does not fit with requests of {length} tokens: weights {format_bytes(needed_bytes)} + KV "
                 f"{format_bytes(each)} for one{_step(plan)}; {format_bytes(memory.free_bytes)} free, "
                 f"{format_bytes(max(available, 0))} of it for the KV cache",
-                remedies=[f"--max-model-len {longest}"] if longest >= plan.block_size else ["a smaller model"],
+                remedies=_remedies(longest, plan, free, config),
             )
         length, reason = longest, f"{reason}; shortened from {length}"
     kv = size_kv(

@@ -5,7 +5,6 @@ The Python API and the server both use it; they differ only in how they run the 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +14,7 @@ from ..models.heads import vector_size
 from ..models.sentence import SentencePrompts
 from ..models.spec import ModelSpec, PoolerSpec
 from ..stages import FloatArray
+from ..text.inputs import token_ids
 from ..text.tokenizer import Tokenizer
 from .outputs import ClassificationOutput, EmbeddingOutput, ScoreOutput
 from .params import PoolingParams
@@ -90,10 +90,10 @@ class PoolingTasks:
         limit = self._limit(params)
         if isinstance(text, Mapping):
             if "prompt_token_ids" not in text:
-                raise RequestError(f"a text is a string or has prompt_token_ids, got the keys {', '.join(text)}")
-            ids = list(text["prompt_token_ids"])[:limit]
-            if not all(isinstance(token, Integral) for token in ids[: self._max_tokens]):
-                raise RequestError("token ids must be whole numbers", code="invalid_prompt")
+                raise RequestError(
+                    f"a text is a string or has prompt_token_ids, got the keys {', '.join(map(str, text))}"
+                )
+            ids = token_ids(text["prompt_token_ids"])[:limit]
             return self._check(PoolingRequest(token_ids=ids, token_types=[]))
         if isinstance(text, str):
             full = self._prompt(params) + text

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import CapacityError
 from ..kv.groups import KVGroup, cross_group
 from ..models.rope import ONE_ROW, RopeRows
 from ..models.spec import Pooling
@@ -502,15 +503,24 @@ def build_model_runner(
     rope_rows: RopeRows = ONE_ROW,
     drafter: Drafter | None = None,
 ) -> ModelRunner:
-    """A ModelRunner with its sampling state. end_token_ids: tokens with which structured output ends."""
-    sampling = SamplingState(
-        vocab_size=config.spec.vocab_size,
-        max_num_seqs=config.max_num_seqs,
-        processors=processors,
-        grammars=grammars,
-        end_token_ids=end_token_ids,
-    )
-    return ModelRunner(runner, config, sampling, rope_rows=rope_rows, drafter=drafter)
+    """A ModelRunner with its sampling state. end_token_ids: tokens with which structured output ends.
+
+    Raises CapacityError if the host has no room for the tables of so many requests.
+    """
+    try:
+        sampling = SamplingState(
+            vocab_size=config.spec.vocab_size,
+            max_num_seqs=config.max_num_seqs,
+            processors=processors,
+            grammars=grammars,
+            end_token_ids=end_token_ids,
+        )
+        return ModelRunner(runner, config, sampling, rope_rows=rope_rows, drafter=drafter)
+    except MemoryError as error:
+        raise CapacityError(
+            f"the host has no memory for tables of {config.max_num_seqs} requests of {config.max_model_len} tokens",
+            remedies=["a smaller --max-num-seqs", "a smaller --max-model-len"],
+        ) from error
 
 
 def _token_logprobs(arrays: LogprobArrays, row: int, token: int, wanted: int, position: int) -> TokenLogprobs:

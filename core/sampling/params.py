@@ -5,11 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..errors import RequestError
 from ..structured.params import StructuredOutputParams
 
 GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy: the highest logit wins, without noise."""
+MAX_FACTOR = 1e6
+"""Temperature, and repetition_penalty or its inverse, at most: beyond it logits lose themselves in 32 bits."""
+MAX_COMPLETIONS = 16384
+"""`n` at most, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,20 +74,23 @@ class SamplingParams:
         self._normalise()
         self._check_types()
         _check(self.n >= 1, "n must be at least 1", self.n)
+        _check(self.n <= MAX_COMPLETIONS, f"n must be at most {MAX_COMPLETIONS}", self.n)
         max_tokens = self.max_tokens
         _check(max_tokens is None or max_tokens >= 0, "max_tokens must not be negative", max_tokens)
         _check(self.min_tokens >= 0, "min_tokens must not be negative", self.min_tokens)
         if max_tokens is not None:
             _check(self.min_tokens <= max_tokens, "min_tokens must not exceed max_tokens", self.min_tokens)
-        _check(0 <= self.temperature < float("inf"), "temperature must be 0 or more", self.temperature)
+        _check(self.temperature >= 0, "temperature must be 0 or more", self.temperature)
+        _check(self.temperature <= MAX_FACTOR, f"temperature must be at most {MAX_FACTOR:.0f}", self.temperature)
         _check(0 < self.top_p <= 1, "top_p must be in (0, 1]", self.top_p)
         _check(self.top_k >= -1, "top_k must be -1, 0 or more", self.top_k)
         _check(0 <= self.min_p <= 1, "min_p must be in [0, 1]", self.min_p)
         _check(-2 <= self.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", self.presence_penalty)
         _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", self.frequency_penalty)
-        _check(
-            0 < self.repetition_penalty < float("inf"), "repetition_penalty must be above 0", self.repetition_penalty
-        )
+        penalty = self.repetition_penalty
+        _check(penalty > 0, "repetition_penalty must be above 0", penalty)
+        limits = f"from {1 / MAX_FACTOR:f} to {MAX_FACTOR:.0f}"
+        _check(1 / MAX_FACTOR <= penalty <= MAX_FACTOR, f"repetition_penalty must be {limits}", penalty)
         _check(all(self.stop), "stop strings must not be empty", list(self.stop))
         _check(all(word.strip(" ") for word in self.bad_words), "bad_words must not be empty", list(self.bad_words))
         for name in ("logprobs", "prompt_logprobs"):
@@ -104,8 +113,9 @@ class SamplingParams:
                 object.__setattr__(self, name, (getattr(self, name),))
         for name in _SEQUENCES:
             value = getattr(self, name)
-            _check(value is None or isinstance(value, Iterable), f"{name} must be a list", value)
-            object.__setattr__(self, name, tuple(value or ()))
+            is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
+            _check(value is None or is_list, f"{name} must be a list", value)
+            object.__setattr__(self, name, () if value is None else tuple(value))
         for name in ("logit_bias", "extra_args"):
             value = getattr(self, name)
             _check(value is None or isinstance(value, Mapping), f"{name} must be a mapping", value)
@@ -118,38 +128,62 @@ class SamplingParams:
         is_form = form is None or isinstance(form, StructuredOutputParams)
         _check(is_form, "structured_output must be StructuredOutputParams", form)
         try:
-            object.__setattr__(self, "logit_bias", {int(token): float(v) for token, v in self.logit_bias.items()})
-        except (TypeError, ValueError):
+            biases = {_token_id(token): _number(value) for token, value in self.logit_bias.items()}
+            object.__setattr__(self, "logit_bias", biases)
+        except (TypeError, ValueError, OverflowError):
             _check(False, "logit_bias must map token ids to numbers", dict(self.logit_bias))
 
     def _check_types(self) -> None:
-        for names, kinds, what in _TYPES:
-            for name in names:
-                value = getattr(self, name)
-                is_right = isinstance(value, kinds) and not isinstance(value, bool)
-                _check(is_right or (value is None and name in _OPTIONAL), f"{name} must be {what}", value)
-        for names, kind, what in ((_TEXTS, str, "texts"), (_IDS, numbers.Integral, "token ids")):
-            for name in names:
-                values = getattr(self, name)
-                _check(all(isinstance(value, kind) for value in values), f"{name} must hold {what}", list(values))
+        for name in (*_WHOLE, *_REAL):
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            kind, what = (numbers.Integral, "a whole number") if name in _WHOLE else (numbers.Real, "a number")
+            _check(isinstance(value, kind) and not isinstance(value, bool), f"{name} must be {what}", value)
+            object.__setattr__(self, name, int(value) if name in _WHOLE else _float(value))  # numpy's become Python's
+        for name in _FLAGS:
+            value = getattr(self, name)
+            is_flag = isinstance(value, bool | np.bool_) or (isinstance(value, numbers.Integral) and value in (0, 1))
+            _check(is_flag, f"{name} must be true or false", value)
+            object.__setattr__(self, name, bool(value))
+        for name in _TEXTS:
+            values = getattr(self, name)
+            _check(all(isinstance(value, str) for value in values), f"{name} must hold texts", list(values))
+        for name in _IDS:
+            values = getattr(self, name)
+            is_right = all(isinstance(value, numbers.Integral) and not isinstance(value, bool) for value in values)
+            _check(is_right, f"{name} must hold token ids", list(values))
+            object.__setattr__(self, name, tuple(int(value) for value in values))
 
 
 _TEXTS = ("stop", "bad_words", "logits_processors")
 _IDS = ("stop_token_ids", "allowed_token_ids")
 _SEQUENCES = (*_TEXTS, *_IDS)
 _OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
-_TYPES: tuple[tuple[tuple[str, ...], tuple[type, ...], str], ...] = (
-    (
-        ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs"),
-        (numbers.Integral,),
-        "a whole number",
-    ),
-    (
-        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-        (numbers.Real,),
-        "a number",
-    ),
-)
+_WHOLE = ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
+_REAL = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
+
+
+def _token_id(value: object) -> int:
+    """A key of logit_bias, which JSON makes a text. Raises TypeError or ValueError."""
+    if isinstance(value, bool) or not isinstance(value, str | numbers.Integral):
+        raise TypeError(f"{value!r} is no token id")
+    return int(value)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _float(value: numbers.Real) -> float:
+    """A number that may be an integer beyond a float's range."""
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
 
 
 def _check(ok: bool, rule: str, value: object) -> None:

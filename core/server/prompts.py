@@ -4,13 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ..config import ServerConfig
-from ..errors import HeadraceError, ModelError, RequestError
+from ..errors import HeadraceError, RequestError
 from ..stages import ImageInput
-from ..text.chat import ChatTemplate
+from ..text.chat import ChatTemplate, read_template
 from ..text.tokenizer import Tokenizer
 from ..vision.images import ImageLimits
 from ..vision.processor import ImageReader
@@ -56,10 +55,7 @@ class Prompts:
         self._template: ChatTemplate | None = None
         source: Any = tokenizer.chat_template if tokenizer is not None else None
         if chat_template:
-            try:
-                source = Path(chat_template).read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                raise ModelError(f"the chat template {chat_template} cannot be read: {error}") from error
+            source = read_template(chat_template)
         if source is not None and tokenizer is not None:
             self._template = ChatTemplate(source, tokenizer.special_tokens)
             try:

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, RequestError
 from ..suggest import did_you_mean
+from .inputs import describe
 
 if TYPE_CHECKING:
     import jinja2
@@ -54,6 +56,14 @@ class ChatTemplate:
         there are tools and such a template, else "default". Further keywords reach the template. Raises RequestError
         for messages that are wrong or that the template refuses, ModelError if the template is missing or damaged.
         """
+        for name, flag in (
+            ("add_generation_prompt", add_generation_prompt),
+            ("continue_final_message", continue_final_message),
+        ):
+            if flag is not None and not isinstance(flag, bool):
+                raise RequestError(f"{name} must be true or false, got {describe(flag)}", code="invalid_messages")
+        for name, given in (("tools", tools), ("documents", documents)):
+            _check_objects(name, given)
         if add_generation_prompt is None:
             add_generation_prompt = not continue_final_message
         if add_generation_prompt and continue_final_message:
@@ -107,6 +117,22 @@ class ChatTemplate:
                 ) from error
             self._compiled[name] = compiled, _takes_parts(tree)
         return self._compiled[name]
+
+
+def read_template(path: str) -> str:
+    """The text of a file with a chat template. Raises ModelError."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the chat template {path} cannot be read: {error}") from error
+
+
+def _check_objects(name: str, given: Any) -> None:
+    """Raise RequestError for tools or documents that are no list of objects."""
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    if given is not None and not (is_list and all(isinstance(item, Mapping) for item in given)):
+        wrong = given if not is_list else next(item for item in given if not isinstance(item, Mapping))
+        raise RequestError(f"{name} must be a list of objects, got {describe(wrong)}", code="invalid_messages")
 
 
 def _environment() -> "jinja2.Environment":

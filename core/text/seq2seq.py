@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import RequestError
 from ..models.config import HFConfig
 from ..stages import EncoderInput, ImageInput
+from .inputs import token_ids
 from .tokenizer import Tokenizer
 
 
@@ -61,25 +62,25 @@ def prepare_seq2seq(prompt: Any, start: DecoderStart, tokenizer: Tokenizer | Non
     """
     encoder, decoder = prompt, None
     if isinstance(prompt, Mapping) and "encoder_prompt" in prompt:
-        unknown = ", ".join(sorted(set(prompt) - {"encoder_prompt", "decoder_prompt"}))
+        unknown = ", ".join(sorted(map(str, set(prompt) - {"encoder_prompt", "decoder_prompt"})))
         if unknown:
             raise RequestError(f"a prompt has encoder_prompt and decoder_prompt, got also {unknown}")
         encoder, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
     begin = [start.token_id] if start.token_id >= 0 else []
-    text, token_ids = _tokens(encoder, tokenizer, add_special_tokens=True)
+    text, encoder_ids = _tokens(encoder, tokenizer, add_special_tokens=True)
     if decoder is None:
         decoder_text, ids = text, start.token_ids()
     else:
         decoder_text, ids = _tokens(decoder, tokenizer, add_special_tokens=False)
         ids = ids if begin and ids[:1] == begin else [*begin, *ids]
     return PreparedPrompt(
-        token_ids=ids, text=decoder_text, encoder=EncoderInput(token_ids=token_ids), encoder_text=text
+        token_ids=ids, text=decoder_text, encoder=EncoderInput(token_ids=encoder_ids), encoder_text=text
     )
 
 
 def _tokens(prompt: Any, tokenizer: Tokenizer | None, *, add_special_tokens: bool) -> tuple[str | None, list[int]]:
     if isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
-        return None, list(prompt["prompt_token_ids"])
+        return None, token_ids(prompt["prompt_token_ids"])
     if not isinstance(prompt, str):
         raise RequestError(f"a prompt is text or has prompt_token_ids, got {type(prompt).__name__}")
     if tokenizer is None:

@@ -1,11 +1,14 @@
 """The opened processor: native kernels if this build has them, else torch; threads, dtypes and memory."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
+import numpy as np
+
 from headrace.core.config import KV_DTYPES, EngineConfig
-from headrace.core.errors import DeviceUnavailable, Unsupported
+from headrace.core.errors import ConfigError, DeviceUnavailable, Unsupported
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, Platform, Runner, RunnerConfig
 from headrace.core.units import format_bytes
@@ -17,6 +20,8 @@ from .memory import host_memory, memory_limit
 logger = logging.getLogger(__name__)
 STEP_TOKENS = 512
 """Products are as fast as with more (docs/performance.md), and streams beside a long prompt wait less."""
+MAX_THREADS = 1024
+"""As in kernels/cpu/thread_pool.h."""
 
 
 class NativeDevice(Device):
@@ -34,6 +39,14 @@ class NativeDevice(Device):
         except (ValueError, RuntimeError) as error:
             raise DeviceUnavailable(str(error), remedies=["unset HEADRACE_CPU_ISA"]) from error
         _ops.set_num_threads(threads)
+        one = np.zeros((1, 1), np.float32)
+        try:
+            _ops.act(one, one.copy(), "silu")  # any kernel: the first one starts the threads
+        except RuntimeError as error:
+            raise DeviceUnavailable(
+                f"{threads} threads cannot be started: {error}",
+                remedies=["--threads 1", "a larger limit of processes (ulimit -u, or the container's pids)"],
+            ) from error
         self.caps = Caps(
             array="opaque",
             dtypes=dtypes,
@@ -116,5 +129,14 @@ def check_no_ids(name: str, ids: Sequence[str]) -> None:
 
 
 def choose_threads(config: EngineConfig) -> int:
-    """The threads that were asked for, or those that can run at full speed."""
-    return usable_threads() if config.device.threads == "auto" else config.device.threads
+    """The threads that were asked for, or those that can run at full speed. Raises ConfigError for too many."""
+    wanted = config.device.threads
+    if wanted == "auto":
+        return usable_threads()
+    if wanted > MAX_THREADS:
+        raise ConfigError(
+            f"threads must be at most {MAX_THREADS}, got {wanted}", remedies=[f"--threads {usable_threads()}"]
+        )
+    if wanted > (processors := len(os.sched_getaffinity(0))):
+        logger.warning("more threads than processors, which take turns threads=%d processors=%d", wanted, processors)
+    return wanted

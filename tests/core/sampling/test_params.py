@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.core.errors import RequestError
@@ -37,6 +38,20 @@ from headrace.core.sampling.validate import validate_params
         ({"logit_bias": {"a": 1}}, "logit_bias must map token ids to numbers"),
         ({"logit_bias": {1: float("inf")}}, "logit_bias values must be finite"),
         ({"logit_bias": [1]}, "logit_bias must be a mapping"),
+        ({"n": 10**9}, "n must be at most 16384, got 1000000000"),
+        ({"temperature": 10**400}, "temperature must be at most 1000000, got inf"),
+        ({"repetition_penalty": 1e-320}, "repetition_penalty must be from 0.000001 to 1000000"),
+        ({"repetition_penalty": 1e308}, "repetition_penalty must be from 0.000001 to 1000000"),
+        ({"logit_bias": {1.5: 1}}, "logit_bias must map token ids to numbers"),
+        ({"logit_bias": {True: 1}}, "logit_bias must map token ids to numbers"),
+        ({"logit_bias": {1: "2"}}, "logit_bias must map token ids to numbers"),
+        ({"stop_token_ids": [True]}, r"stop_token_ids must hold token ids, got \[True\]"),
+        ({"allowed_token_ids": "12"}, "allowed_token_ids must be a list, got '12'"),
+        ({"logits_processors": {"a": 1}}, "logits_processors must be a list, got {'a': 1}"),
+        ({"ignore_eos": "no"}, "ignore_eos must be true or false, got 'no'"),
+        ({"ignore_eos": 2}, "ignore_eos must be true or false, got 2"),
+        ({"detokenize": None}, "detokenize must be true or false, got None"),
+        ({"skip_special_tokens": []}, "skip_special_tokens must be true or false"),
     ],
 )
 def test_wrong_values(values: dict[str, Any], message: str) -> None:
@@ -49,6 +64,19 @@ def test_what_json_and_vllm_users_write_is_understood() -> None:
     loose: dict[str, Any] = {"stop": "x", "bad_words": None, "logit_bias": {"5": 1}, "stop_token_ids": None}
     params = SamplingParams(**loose)
     assert (params.stop, params.bad_words, params.logit_bias, params.stop_token_ids) == (("x",), (), {5: 1.0}, ())
+    ids: Any = np.array([1, 2])
+    params = SamplingParams(
+        stop_token_ids=ids, temperature=np.float16(0.5), top_k=np.int32(3), logit_bias={np.int64(1): np.float32(1)}
+    )
+    plain = (
+        *params.stop_token_ids,
+        params.temperature,
+        params.top_k,
+        *params.logit_bias,
+        *params.logit_bias.values(),
+    )
+    assert plain == (1, 2, 0.5, 3, 1, 1.0)
+    assert [type(value) for value in plain] == [int, int, float, int, int, float]
     assert SamplingParams(temperature=1e-6).is_greedy and not SamplingParams().is_greedy
 
 
