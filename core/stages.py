@@ -214,6 +214,8 @@ class EncoderBatch:
     features: Array | None = None  # [num_frames, num_features] float32 runner
     windows: Sequence[Array] = ()  # by convolution [rows, kernel] runner; rows that make one, -1 is zeros
     token_types: Array | None = None  # no encoder of this kind has them
+    rope_rows: Array | None = None  # nor ropes with variants
+    encoder_lens: Array | None = None  # nor another input
     squares: Array | None = (
         None  # of images: the patches that make one row [num_rows, merge^2] runner; of means, one a
     )

@@ -2,93 +2,83 @@
 
 from collections.abc import Sequence
 
-from ..ops.table import OpTable
-from ..stages import Array, ForwardBatch
+from ..stages import Array
 from .attention import attention
 from .feed_forward import feed_forward
 from .layer_inputs import read_input
-from .norms import NO_EPS, Params, normalize
+from .memory import Sight
+from .scope import NO_EPS, Scope
 from .spec import AltUpSpec, LayerSpec, ModelSpec
 
 Streams = Sequence[Array]
 
 
-def make_streams(ops: OpTable, altup: AltUpSpec, params: Params, x: Array) -> Streams:
+def make_streams(scope: Scope, altup: AltUpSpec, x: Array) -> Streams:
     """The streams before the first layer: x, [num_tokens, hidden_size], and projections of it, all as large as x."""
-    return (x, *_projected(ops, altup, params, "in", [x for _ in range(altup.num_streams)]))
+    return (x, *_projected(scope, altup, "in", [x for _ in range(altup.num_streams)]))
 
 
-def join_streams(ops: OpTable, altup: AltUpSpec, params: Params, streams: Streams) -> Array:
+def join_streams(scope: Scope, altup: AltUpSpec, streams: Streams) -> Array:
     """The mean of the first stream and of projections of the others, as large as it: [num_tokens, hidden_size]."""
-    return ops.scale(_sum(ops, (streams[0], *_projected(ops, altup, params, "out", streams))), 1 / altup.num_streams)
+    others = _projected(scope, altup, "out", streams)
+    return scope.ops.scale(_sum(scope, (streams[0], *others)), 1 / altup.num_streams)
 
 
 def altup_layer(
-    ops: OpTable,
+    at: Scope,
     spec: ModelSpec,
     altup: AltUpSpec,
     layer: LayerSpec,
-    params: Params,
-    prefix: str,
     streams: Streams,
-    inputs: Array,
-    cos: Array | None,
-    sin: Array | None,
-    cache: Array,
-    group: int,
-    batch: ForwardBatch,
-) -> tuple[Streams, Array]:
-    """One layer: the streams behind it, and the cache. inputs: what it reads of the tokens themselves; cos, sin,
-    cache, group: as `attention` takes them."""
-    num, norm = altup.num_streams, spec.norm
-    factors = _factors(ops, spec, altup, params, f"{prefix}altup.", "predict", streams[altup.active])
+    own_input: Array,
+    sight: Sight,
+) -> Streams:
+    """One layer: the streams behind it. own_input: what it reads of the tokens themselves."""
+    ops, num, norm = at.ops, altup.num_streams, spec.norm
+    factors = _factors(at.inside("altup"), spec, altup, "predict", streams[altup.active])
     predicted = [
-        _sum(ops, [streams[i], *(ops.mul(streams[j], factors[i * num + j]) for j in range(num))]) for i in range(num)
+        _sum(at, [streams[i], *(ops.mul(streams[j], factors[i * num + j]) for j in range(num))]) for i in range(num)
     ]
     active = predicted[altup.active]
 
-    x = normalize(ops, norm, params, f"{prefix}attn_norm.", active)
-    block, cache = attention(ops, layer.attn, params, f"{prefix}attn.", x, cos, sin, cache, group, batch)
-    block = normalize(ops, norm, params, f"{prefix}attn_post_norm.", block)
-    laurel = ops.linear(x, params[f"{prefix}laurel.in_proj.weight"])
-    laurel = ops.linear(laurel, params[f"{prefix}laurel.out_proj.weight"])
-    laurel = ops.add(x, normalize(ops, norm, params, f"{prefix}laurel.norm.", laurel))
-    x = ops.scale(_sum(ops, (active, block, laurel)), 0.5**0.5)
-    block = feed_forward(ops, layer, params, f"{prefix}mlp.", normalize(ops, norm, params, f"{prefix}mlp_norm.", x))
-    x = ops.add(x, normalize(ops, norm, params, f"{prefix}mlp_post_norm.", block))
+    x = at.normalize(norm, "attn_norm", active)
+    block = at.normalize(norm, "attn_post_norm", attention(at.inside("attn"), layer.attn, x, sight))
+    laurel = at.linear("laurel.out_proj", at.linear("laurel.in_proj", x))
+    laurel = ops.add(x, at.normalize(norm, "laurel.norm", laurel))
+    x = ops.scale(_sum(at, (active, block, laurel)), 0.5**0.5)
+    block = feed_forward(at.inside("mlp"), layer, at.normalize(norm, "mlp_norm", x))
+    x = ops.add(x, at.normalize(norm, "mlp_post_norm", block))
 
-    factors = _factors(ops, spec, altup, params, f"{prefix}altup.", "correct", x)
+    factors = _factors(at.inside("altup"), spec, altup, "correct", x)
     news = ops.add(x, ops.scale(active, -1.0))
-    corrected = [_sum(ops, (ops.mul(news, factors[i]), news, predicted[i])) for i in range(num)]
+    corrected = [_sum(at, (ops.mul(news, factors[i]), news, predicted[i])) for i in range(num)]
     x = corrected[altup.active]
     if altup.scales_output:
-        x = ops.mul(x, params[f"{prefix}altup.scale"])
-    read = read_input(ops, spec, layer, params, prefix, inputs, x)
-    return (corrected[0], *(ops.add(corrected[i], read) for i in range(1, num))), cache
+        x = ops.mul(x, at.param("altup.scale"))
+    read = read_input(at, spec, layer, own_input, x)
+    return (corrected[0], *(ops.add(corrected[i], read) for i in range(1, num)))
 
 
-def _factors(
-    ops: OpTable, spec: ModelSpec, altup: AltUpSpec, params: Params, prefix: str, name: str, x: Array
-) -> tuple[Array, ...]:
+def _factors(at: Scope, spec: ModelSpec, altup: AltUpSpec, name: str, x: Array) -> tuple[Array, ...]:
     """Numbers for each token, [num_tokens, 1] each, by which streams are mixed."""
-    x = ops.scale(normalize(ops, spec.norm, params, f"{prefix}router_norm.", x), 1 / spec.hidden_size)
-    x = ops.act(ops.linear(x, params[f"{prefix}router.weight"]), activation="tanh")
-    x = ops.linear(x, params[f"{prefix}{name}.weight"])
-    return ops.split(x, (1,) * altup.num_streams ** (2 if name == "predict" else 1))
+    x = at.ops.scale(at.normalize(spec.norm, "router_norm", x), 1 / spec.hidden_size)
+    x = at.linear(name, at.ops.act(at.linear("router", x), activation="tanh"))
+    return at.ops.split(x, (1,) * altup.num_streams ** (2 if name == "predict" else 1))
 
 
-def _projected(ops: OpTable, altup: AltUpSpec, params: Params, way: str, streams: Streams) -> list[Array]:
+def _projected(scope: Scope, altup: AltUpSpec, way: str, streams: Streams) -> list[Array]:
     """Projections of all streams but the first, with the magnitude of that one."""
+    ops = scope.ops
     size = ops.magnitude(streams[0])
     projected: list[Array] = []
     for n in range(1, altup.num_streams):
-        x = ops.linear(streams[n], params[f"altup_{way}.{n - 1}.weight"])
+        x = scope.linear(f"altup_{way}.{n - 1}", streams[n])
         projected.append(ops.mul(ops.rms_norm(x, None, eps=NO_EPS), size))
     return projected
 
 
-def _sum(ops: OpTable, arrays: Sequence[Array]) -> Array:
+def _sum(at: Scope, arrays: Sequence[Array]) -> Array:
     total: Array = None
     for array in arrays:
-        total = array if total is None else ops.add(total, array)
+        total = array if total is None else at.ops.add(total, array)
     return total

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import leaves
-from .mixer_params import mixer_params
+from .mixer_params import channel_mix_params, mixer_params
 from .params import Param, Part
 from .spec import (
     AltUpSpec,
@@ -27,7 +27,6 @@ from .spec import (
     RopeSpec,
     SharedSpec,
 )
-from .time_mix import channel_mix_params
 from .vision_spec import ProjectorSpec, VisionSpec
 
 

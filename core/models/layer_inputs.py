@@ -1,40 +1,37 @@
-"""What each layer reads of the tokens themselves (Gemma 4), inside a forward function."""
+"""What layers read besides the residual stream, inside a forward function: of the tokens themselves (Gemma 4), and
+rows of images."""
 
-from ..ops.table import OpTable
-from ..stages import Array, ForwardBatch
-from .norms import Params, normalize
+from ..stages import Array, EncoderBatch, ForwardBatch
+from .memory import Caches
+from .scope import Scope
 from .spec import LayerSpec, ModelSpec
 
 
 def layer_inputs(
-    ops: OpTable, spec: ModelSpec, params: Params, batch: ForwardBatch, embeddings: Array
+    scope: Scope, spec: ModelSpec, batch: ForwardBatch | EncoderBatch, embeddings: Array
 ) -> tuple[Array, ...]:
     """[num_tokens, layer_input_size] for each layer, of the embeddings and of a table that all layers share; empty
     for a model without."""
-    size = spec.layer_input_size
+    ops, size = scope.ops, spec.layer_input_size
     if not size:
         return ()
-    looked_up = ops.scale(ops.embedding(batch.input_ids, params["embed_layers.weight"]), size**0.5)
-    x = ops.scale(ops.linear(embeddings, params["embed_layers_proj.weight"]), spec.hidden_size**-0.5)
-    x = normalize(ops, spec.norm, params, "embed_layers_norm.", ops.split_heads(x, head_dim=size))
+    looked_up = ops.scale(ops.embedding(batch.input_ids, scope.param("embed_layers.weight")), size**0.5)
+    x = ops.scale(scope.linear("embed_layers_proj", embeddings), spec.hidden_size**-0.5)
+    x = scope.normalize(spec.norm, "embed_layers_norm", ops.split_heads(x, head_dim=size))
     x = ops.scale(ops.add(ops.merge_heads(x), looked_up), 0.5**0.5)
     return ops.split(x, (size,) * spec.num_layers)
 
 
-def finish_layer(
-    ops: OpTable, spec: ModelSpec, layer: LayerSpec, params: Params, prefix: str, inputs: Array | None, x: Array
-) -> Array:
-    """The residual stream behind a layer that reads its input and scales its output: [num_tokens, hidden_size]."""
-    if inputs is not None:
-        x = ops.add(read_input(ops, spec, layer, params, prefix, inputs, x), x)
-    return ops.mul(x, params[f"{prefix}scalar"])
-
-
-def read_input(
-    ops: OpTable, spec: ModelSpec, layer: LayerSpec, params: Params, prefix: str, inputs: Array, x: Array
-) -> Array:
+def read_input(at: Scope, spec: ModelSpec, layer: LayerSpec, own_input: Array, x: Array) -> Array:
     """What a layer reads of its input where x opens the gate: [num_tokens, hidden_size]."""
-    gate = ops.linear(x, params[f"{prefix}input_gate.weight"])
-    read = ops.act_mul(ops.concat((gate, inputs)), activation=layer.mlp.activation)
-    read = ops.linear(read, params[f"{prefix}input_proj.weight"])
-    return normalize(ops, spec.norm, params, f"{prefix}input_norm.", read)
+    gate_and_input = at.ops.concat((at.linear("input_gate", x), own_input))
+    read = at.linear("input_proj", at.ops.act_mul(gate_and_input, activation=layer.mlp.activation))
+    return at.normalize(spec.norm, "input_norm", read)
+
+
+def place_images(scope: Scope, spec: ModelSpec, caches: Caches, part: int, x: Array) -> Array:
+    """x: [num_tokens, hidden_size] with the rows of images: part 0 in the place of token embeddings, others added."""
+    if spec.vision is None or spec.vision.is_crossed or caches.batch.image_rows is None:
+        return x
+    parts = scope.ops.split(caches.kv.images, (spec.hidden_size,) * spec.vision.num_row_parts)
+    return scope.ops.place_rows(x, parts[part], caches.batch.image_rows, add=part > 0)

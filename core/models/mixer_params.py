@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,7 +12,6 @@ from . import leaves
 from .mixer import conv_channels
 from .params import Param, Part
 from .spec import MixerSpec
-from .time_mix import time_mix_params
 
 
 def mixer_params(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
@@ -71,7 +70,7 @@ def mixer_params(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Pa
                 yield Param(name=f"{prefix}.{name}", shape=(size,), kind="constant", compute=zeros)
             vectors |= {"input_gate.bias": (size,), "decay_gate.bias": (size,)}
         case "wkv":
-            yield from time_mix_params(mixer, prefix, hidden_size)
+            yield from _time_mix_params(mixer, prefix, hidden_size)
         case "conv":
             yield from leaves.linear(f"{prefix}.in_proj", 3 * size, hidden_size, "replicated", mixer.bias)
     for name, shape in vectors.items():
@@ -85,6 +84,18 @@ def mixer_params(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Pa
             compute=lambda: np.repeat(np.asarray(mixer.multipliers, np.float32), counts),
         )
     yield from leaves.linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.out_bias)
+
+
+def channel_mix_params(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+    """Of the feed-forward block."""
+    size = mixer.mlp_size
+    yield from _mixes(prefix, hidden_size, ("k", "gate"))
+    for name, rows, columns in (
+        ("up_proj", size, hidden_size),
+        ("gate_proj", hidden_size, hidden_size),
+        ("down_proj", hidden_size, size),
+    ):
+        yield from leaves.linear(f"{prefix}.{name}", rows, columns, "replicated", False)
 
 
 def _delta(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
@@ -126,3 +137,26 @@ def _lightning_constants(mixer: MixerSpec, prefix: str) -> Iterator[Param]:
 def _log_rate(rate: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Logarithms of the fastest decays of a real-gated linear recurrent unit, 8 * softplus(rate)."""
     return np.asarray(np.log(8 * np.logaddexp(0, rate)), np.float32)
+
+
+def _time_mix_params(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+    """Of the block in the place of attention, but for out_proj."""
+    yield from _mixes(prefix, hidden_size, ("k", "v", "gate"))
+    for name in ("k", "v", "gate"):
+        yield from leaves.linear(f"{prefix}.{name}_proj", mixer.num_heads, hidden_size, "replicated", False)
+    for name in ("a_log", "bonus"):
+        yield Param(name=f"{prefix}.{name}", shape=(mixer.num_heads,), kind="vector")
+
+
+def _mixes(prefix: str, hidden_size: int, names: Sequence[str]) -> Iterator[Param]:
+    shift = partial(_shift_by_one, hidden_size)
+    yield Param(name=f"{prefix}.conv.weight", shape=(hidden_size, 1, 2), kind="constant", compute=shift)
+    for name in names:
+        yield Param(name=f"{prefix}.{name}_mix", shape=(hidden_size,), kind="vector")
+
+
+def _shift_by_one(size: int) -> npt.NDArray[np.float32]:
+    """A convolution that gives what the token before had."""
+    weight = np.zeros((size, 1, 2), np.float32)
+    weight[..., 0] = 1
+    return weight

@@ -2,7 +2,7 @@
 
 from ..ops.table import OpTable
 from ..stages import Array, PoolingBatch
-from .norms import Params, dense
+from .scope import Params, Scope
 from .spec import ModelSpec
 
 
@@ -13,5 +13,5 @@ def pool(ops: OpTable, spec: ModelSpec, params: Params, hidden_states: Array, ba
     """
     x = ops.mean_rows(hidden_states, batch.starts, batch.ends)
     for layer in spec.pooler.dense if spec.pooler is not None else ():
-        x = dense(ops, layer, params, x)
+        x = Scope(ops, params).dense(layer, x)
     return ops.cast(x, dtype="float32")

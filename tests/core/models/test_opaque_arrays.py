@@ -2,10 +2,12 @@
 
 It follows kinds of values through a module by its annotations: what ops return, what `params` and the batch hold
 and what is annotated `Array` is an array, and an array may only be named, passed on, packed into a tuple, list or
-record, and compared to None.
+record, and compared to None. Records are the dataclasses of core/stages.py and core/models that hold arrays or ops;
+what their methods return is what these are annotated with, and their bodies are checked like all others.
 """
 
 import ast
+import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +33,11 @@ class Kind:
     @property
     def holds_array(self) -> bool:
         return self.tag in ("array", "record") or any(item.holds_array for item in self.items)
+
+    @property
+    def element(self) -> "Kind":
+        """What a loop over it gives, or unpacking."""
+        return next((item for item in self.items if item != PLAIN), PLAIN)
 
 
 PLAIN, ARRAY, OPS = Kind("plain"), Kind("array"), Kind("ops")
@@ -73,30 +80,49 @@ class Module:
 
 
 def container(item: Kind) -> Kind:
-    return Kind("container", (item,)) if item.holds_array else PLAIN
+    return Kind("container", (item,)) if item != PLAIN else PLAIN
 
 
 def bundle(items: list[Kind]) -> Kind:
-    return Kind("tuple", tuple(items)) if any(item.holds_array for item in items) else PLAIN
+    return Kind("tuple", tuple(items)) if any(item != PLAIN for item in items) else PLAIN
 
 
-def record_fields(path: Path) -> Mapping[str, Mapping[str, Kind]]:
-    """Kinds of the fields of stages' dataclasses that hold arrays."""
-    found: dict[str, dict[str, Kind]] = {}
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef):
-            fields = {
-                item.target.id: Module().annotated(item.annotation)
-                for item in node.body
-                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-            }
-            if any(kind.holds_array for kind in fields.values()):
-                found[node.name] = fields
-    return found
+RECORDS: dict[str, Mapping[str, Kind]] = {}
+"""Kinds of the fields and properties of each record."""
+METHODS: dict[tuple[str, str], Kind] = {}
+"""What methods of records return."""
 
 
-RECORDS: Mapping[str, Mapping[str, Kind]] = {}
-RECORDS = record_fields(Path(stages.__file__))
+def read_records(path: Path) -> None:
+    """Find the records of a module, as far as those that it is made of are known."""
+    module, tree = Module(), parsed(path)
+    learn_neighbours(module, tree)
+    for node in tree.body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        fields = {
+            item.target.id: module.annotated(item.annotation)
+            for item in node.body
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        }
+        if all(kind == PLAIN for kind in fields.values()):
+            continue
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef):
+                if any(isinstance(name, ast.Name) and name.id == "property" for name in item.decorator_list):
+                    fields[item.name] = module.annotated(item.returns)
+                else:
+                    METHODS[node.name, item.name] = module.annotated(item.returns)
+        RECORDS[node.name] = fields
+
+
+def learn_neighbours(module: Module, tree: ast.Module) -> None:
+    """What a module has from others of its folder, and its own names for types."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and (MODELS / f"{node.module}.py").exists():
+            learn(module, parsed(MODELS / f"{node.module}.py"), {alias.name for alias in node.names})
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            module.aliases[node.targets[0].id] = node.value
 
 
 def op_result(name: str) -> Kind:
@@ -111,24 +137,29 @@ def op_result(name: str) -> Kind:
 def lint(source: str) -> Module:
     """Every use of an array outside ops."""
     tree, module = ast.parse(source), Module()
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.level == 1 and (MODELS / f"{node.module}.py").exists():
-            learn(module, (MODELS / f"{node.module}.py").read_text(), {alias.name for alias in node.names})
+    learn_neighbours(module, tree)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            module.aliases[node.targets[0].id] = node.value
+    owners = {id(item): node.name for node in tree.body if isinstance(node, ast.ClassDef) for item in node.body}
     for function in functions:
-        module.returns[function.name] = module.annotated(function.returns)
+        if id(function) not in owners:
+            module.returns[function.name] = module.annotated(function.returns)
     for function in functions:
-        Function(module, function).check()
+        checked, owner = Function(module, function), owners.get(id(function), "")
+        if owner in RECORDS:
+            checked.names["self"] = Kind("record", name=owner)
+        checked.check()
     return module
 
 
-def learn(module: Module, source: str, names: set[str]) -> None:
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+def learn(module: Module, tree: ast.Module, names: set[str]) -> None:
     """What the annotations of a neighbour promise of the names that a module imports from it."""
     neighbour = Module()
-    tree = ast.parse(source)
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             neighbour.aliases[node.targets[0].id] = node.value
@@ -136,6 +167,11 @@ def learn(module: Module, source: str, names: set[str]) -> None:
         if isinstance(node, ast.FunctionDef) and node.name in names:
             module.returns[node.name] = neighbour.annotated(node.returns)
     module.aliases.update({name: value for name, value in neighbour.aliases.items() if name in names})
+
+
+for _ in range(4):  # records are made of records
+    for _path in (Path(stages.__file__), *sorted(MODELS.glob("*.py"))):
+        read_records(_path)
 
 
 class Function:
@@ -245,15 +281,14 @@ class Function:
                 kind, other = self.kind(body), self.kind(orelse)
                 return kind if kind != PLAIN else other
             case ast.Tuple(items):
-                return bundle([self.kind(item) for item in items])
+                return self.packed(items)
             case ast.Starred(value):
                 kind = self.kind(value)
                 if kind == ARRAY:
                     self.report(node, "is unpacked")
                 return kind
             case ast.List(items):
-                kinds = [self.kind(item) for item in items]
-                return container(next((kind for kind in kinds if kind.holds_array), PLAIN))
+                return container(self.packed(items).element)
             case ast.Compare(left, [ast.Is() | ast.IsNot()], [ast.Constant(None)]):
                 self.kind(left)
                 return PLAIN
@@ -269,10 +304,15 @@ class Function:
                 self.plain(child, f"is used in {type(node).__name__.lower()}")
         return PLAIN
 
+    def packed(self, items: list[ast.expr]) -> Kind:
+        """Of a tuple or a list, in which starred parts stand for their elements."""
+        kinds = [(item, self.kind(item)) for item in items]
+        return bundle([kind.element if isinstance(item, ast.Starred) else kind for item, kind in kinds])
+
     def call(self, node: ast.Call) -> Kind:
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         match node.func:
-            case ast.Attribute(ast.Name(owner), op) if self.names.get(owner) == OPS:
+            case ast.Attribute(value, op) if self.kind(value) == OPS:
                 if op not in op_names():
                     self.module.violations.append(f"line {node.lineno}: there is no op {op}")
                     return ARRAY
@@ -280,6 +320,22 @@ class Function:
                     self.kind(argument)
                 self.module.num_op_calls += 1
                 return op_result(op)
+            case ast.Attribute(value, method) if (self.kind(value).name, method) in METHODS:
+                for argument in arguments:
+                    self.kind(argument)
+                return METHODS[self.kind(value).name, method]
+            case ast.Name("enumerate"):
+                return container(bundle([PLAIN, self.element(node.args[0])]))
+            case ast.Name("zip"):
+                return container(bundle([self.element(argument) for argument in node.args]))
+            case ast.Name("list" | "tuple") if self.kind(arguments[0]).tag == "container":
+                return self.kind(arguments[0])
+            case ast.Name("replace") if (record := self.kind(arguments[0])).tag == "record":
+                for argument in arguments:
+                    self.kind(argument)
+                return record
+            case ast.Name("isinstance") if self.kind(arguments[0]).tag == "record":
+                return PLAIN
             case ast.Attribute(value, "append" | "get" | "items" | "values" | "keys" as method):
                 owner_kind = self.kind(value)
                 if owner_kind == ARRAY:
@@ -319,7 +375,7 @@ class Function:
         kind = self.kind(iterable)
         if kind == ARRAY:
             self.report(iterable, "is iterated over")
-        return next((item for item in kind.items if item.holds_array), PLAIN)
+        return kind.element
 
     def plain(self, node: ast.expr, use: str) -> None:
         """Check an expression that must neither be nor hold an array."""
@@ -338,18 +394,25 @@ def test_models_touch_arrays_through_ops_alone(path: Path) -> None:
 
 def test_the_lint_sees_the_decoder() -> None:
     """Were the annotations not understood, everything would be plain and nothing forbidden."""
-    sources = [(MODELS / f"{name}.py").read_text() for name in ("decoder", "attention", "feed_forward", "norms")]
+    names = ("decoder", "layers", "attention", "memory", "scope", "mixer", "feed_forward")
+    sources = [(MODELS / f"{name}.py").read_text() for name in names]
     assert sum(lint(source).num_op_calls for source in sources) >= 50
     changed = [
-        ("block, read = attention(", "block, read = (lambda *x: x)("),
-        ("return ops.rms_norm(x, weight, eps=norm.eps)", "return x * weight"),
-        ("residual = ops.add(block, residual)", "residual = block + residual"),
-        ("caches.append(cache)", "caches.append(cache[0])"),
-        ("else angles[number]", "else (angles[number][0].T, None)"),
+        ("block = attention(at", "block = (lambda *x: x)(at"),
+        ("return self.ops.rms_norm(x, weight, eps=norm.eps)", "return x * weight"),
+        ("at.ops.add(self.block, self.residual), None", "self.block + self.residual, None"),
+        ("hidden_states = walk(scope", "hidden_states = -walk(scope"),
+        ("layers=[*kv.layers]", "layers=[kv.layers[0][0]]"),
+        ("cos, sin = angles[number]", "cos, sin = (angles[number][0].T, None)"),
         ("batch.block_tables[group],", "batch.block_tables[group][:1],"),
         ("batch.seq_lens,", "batch.seq_lens.max(),"),
-        ("value = ops.split_heads(own[-1], head_dim=attn.v_head_dim or head_dim)", "value = own[-1].view(-1, 1, 2)"),
-        ("return ops.rope(x, cos, sin", "return ops.rope(x * cos, cos, sin"),
+        (
+            "value = ops.split_heads(own[-1], head_dim=attn.v_head_dim or attn.head_dim)",
+            "value = own[-1].view(-1, 1, 2)",
+        ),
+        ("at.ops.rope(x, sight.cos", "at.ops.rope(x, sight.cos * 2"),
+        ("return at.ops.merge_heads(y)", "return self.states[0] + y"),
+        ("x = r.convolve(x)", "x = r.convolve(x) * 2"),
     ]
     for good, bad in changed:
         source = next((source for source in sources if good in source), "")
@@ -361,7 +424,10 @@ HEAD = """
 def helper(ops: OpTable, x: Array) -> tuple[Array, Array]:
     return x, x
 
-def f(ops: OpTable, params: Mapping[str, Array], batch: ForwardBatch, kv: KVCaches, x: Array, n: int) -> Array:
+def f(
+    ops: OpTable, params: Mapping[str, Array], batch: ForwardBatch, kv: KVCaches, at: Scope, stream: Stream, x: Array,
+    n: int,
+) -> Array:
 """
 
 
@@ -372,7 +438,8 @@ params["a"] * 2 | params.get("a") * 2 | batch.positions + 1 | -batch.block_table
 sum(kv.layers) | (x, x) + (n,) | [x] * 2 | ops.add(x, x) + 1 | ops.add(x, x)[0] | ops.add(x + 1, x)
 ops.add(x, y=x.T) | ops.split(x, (1, 2))[0] + n | ops.add_rms_norm(x, x, None, eps=n)[1].T | helper(ops, x)[0] * 2
 helper(ops, x * 2) | (lambda y: y)(x) | (lambda: x.T)() | ops.mystery(x) | slice(x) | (z := x).T | print(*x)
-ops.add(*x)
+ops.add(*x) | at.linear("a", x) + 1 | at.ops.add(x, x).T | at.inside("b").param("c") * 2 | stream.residual.T
+stream.read(at, "a")[0] | [y.T for _, y in zip(n, kv.layers)] | replace(kv, layers=[x]).layers[0].T | len([*x])
 """
 
 
@@ -425,12 +492,15 @@ def test_the_lint_allows_what_the_design_allows() -> None:
     caches: list[Array] = []
     for i, cache in enumerate(range(n)):
         caches.append(ops.write_kv(kv.layers[i], cos, sin, batch.slot_mappings[kv.group_of_layer[i]]))
+    stream.residual, stream.block = at.scaled(at.inside("mlp").linear("up_proj", stream.residual), 2.0), None
+    for i, (layer, part) in enumerate(zip(n, [*kv.layers], strict=True)):
+        caches[i] = at.ops.add(part, x)
     if y is None or n == batch.max_seq_len + 1:
         return KVCaches(layers=caches, group_of_layer=kv.group_of_layer)
     return [ops.add(cache, cache) for cache in caches]
 """
     module = lint(HEAD + body)
-    assert module.violations == [] and module.num_op_calls == 6
+    assert module.violations == [] and module.num_op_calls == 7
 
 
 def test_records_and_ops_are_understood() -> None:
@@ -438,6 +508,9 @@ def test_records_and_ops_are_understood() -> None:
     assert RECORDS["ForwardBatch"]["block_tables"] == MANY_ARRAYS
     assert RECORDS["ForwardBatch"]["rope_rows"] == ARRAY
     assert RECORDS["ForwardBatch"]["max_seq_len"] == PLAIN
+    assert RECORDS["Scope"]["ops"] == OPS and RECORDS["Scope"]["params"] == MANY_ARRAYS
+    assert METHODS["Scope", "linear"] == ARRAY and METHODS["Scope", "inside"] == Kind("record", name="Scope")
+    assert RECORDS["Sight"]["caches"] == Kind("record", name="Caches") and METHODS["Sight", "attend"] == ARRAY
     results: dict[str, Any] = {name: op_result(name) for name in op_names()}
     assert results["rms_norm"] == ARRAY and results["split"] == MANY_ARRAYS
     assert results["add_rms_norm"] == Kind("tuple", (ARRAY, ARRAY))
