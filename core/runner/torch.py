@@ -88,6 +88,9 @@ class TorchDevice(Device):
         host: npt.NDArray[Any] = result.cpu().numpy()
         return host
 
+    def activate(self) -> None:
+        """Make what this thread does next go to this device, where a process may have several of a type."""
+
     def memory(self) -> Memory:
         """Memory by torch's device-neutral interface."""
         free, total = torch.accelerator.get_memory_info(self.torch_device)
@@ -125,6 +128,7 @@ class TorchRunner(Runner):
 
     def load(self, params: ParamSource) -> None:
         """Pack or upload each declared parameter as it comes from the checkpoint."""
+        self.device.activate()
         with memory_errors("weights"), torch.inference_mode():
             for loaded in params:
                 param, device = loaded.param, self.device
@@ -138,6 +142,7 @@ class TorchRunner(Runner):
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate the caches layer by layer; `num_blocks` includes the null block."""
         self._kv = None
+        self.device.activate()
         plan = self.kv_plan()
         total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
         with memory_errors(f"a KV cache of {format_bytes(total)}"), torch.inference_mode():
@@ -186,6 +191,7 @@ class TorchRunner(Runner):
     def step(self, batch: StepInput) -> Pending:
         """Run one step: one copy to the device, the model, the sampler, one copy back."""
         assert self._kv is not None, "kv_init comes before step"
+        self.device.activate()
         start_s = time.perf_counter()
         with memory_errors("a step's activations"), torch.inference_mode():
             arrays, prompts = self.run(batch)

@@ -82,7 +82,8 @@ class GraphRunner(BucketedRunner, TorchRunner):
         return self.receive(join(arrays), lambda words: finish(cut(words, arrays)))
 
     def errors(self, what: str) -> AbstractContextManager[None]:
-        """Turns torch's errors into OutOfMemory; nothing inside is differentiated."""
+        """Turns torch's errors into OutOfMemory; what is inside goes to the device and is not differentiated."""
+        self.device.activate()
         return _inference(what)
 
     def keep(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -76,7 +76,7 @@ def _block_of_token(part: Any, block_size: int) -> Any:
 
 
 def _in_order(slot_mapping: Any) -> tuple[Any, Any, Any]:
-    """(slots with those that are stored first, which token each is of, how many are stored).
+    """(slots with those that are stored first, 0 for the others, which token each is of, how many are stored).
 
     In the order of slots, so that the tokens of one block follow each other: a block that came back later would be
     fetched while it may still be on its way out.
@@ -85,7 +85,8 @@ def _in_order(slot_mapping: Any) -> tuple[Any, Any, Any]:
     slots, order = jax.lax.sort(
         (jnp.where(slot_mapping < 0, last, slot_mapping), jnp.arange(len(slot_mapping), dtype=jnp.int32)), num_keys=1
     )
-    return slots, order, jnp.sum(slot_mapping >= 0, dtype=jnp.int32)
+    # A chip that fetches ahead of a step that never comes must find a block there.
+    return jnp.where(slots == last, 0, slots), order, jnp.sum(slot_mapping >= 0, dtype=jnp.int32)
 
 
 def _is_new(slots: Any, i: Any, block_size: int) -> Any:

@@ -19,7 +19,7 @@ class Tuning:
     activations have 8 bits too. float8: the kind that the matrix units multiply, if any. attention_warps,
     decode_warps, expert_warps (few_warps: of tiles of 16 rows), linear_warps: warps of `lanes` threads. stages: loads
     in flight.
-    max_shared_bytes: shared memory that a program may use.
+    max_shared_bytes: shared memory that a program may use. has_bfloat16: False where matrix units have none.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Tuning:
     stages: int = 2
     lanes: int = 32
     max_shared_bytes: int = 99 * 1024
+    has_bfloat16: bool = True
 
 
 TUNINGS: dict[str, Tuning] = {
@@ -61,6 +62,25 @@ TUNINGS: dict[str, Tuning] = {
         linear_warps=8,
         stages=2,
         max_shared_bytes=163 * 1024,
+    ),
+    "sm_75": Tuning(
+        name="sm_75",
+        query_rows=64,
+        keys=32,
+        linear_warps=8,
+        stages=1,
+        max_shared_bytes=64 * 1024,
+        has_bfloat16=False,
+    ),
+    "sm_89": Tuning(
+        name="sm_89",
+        query_rows=128,
+        keys=64,
+        attention_warps=8,
+        linear_rows=128,
+        linear_warps=8,
+        stages=2,
+        max_shared_bytes=99 * 1024,
     ),
     "sm_90": Tuning(
         name="sm_90",
@@ -102,6 +122,16 @@ TUNINGS: dict[str, Tuning] = {
         lanes=64,
         max_shared_bytes=64 * 1024,
     ),
+    "gfx950": Tuning(
+        name="gfx950",
+        query_rows=128,
+        keys=64,
+        wide_warps=4,
+        float8="e4m3fn",
+        stages=1,
+        lanes=64,
+        max_shared_bytes=160 * 1024,
+    ),
     "gfx1100": Tuning(
         name="gfx1100",
         query_rows=64,
@@ -119,14 +149,17 @@ TUNINGS: dict[str, Tuning] = {
     ),
     "xe": Tuning(name="xe", query_rows=64, keys=32, attention_warps=8, stages=2, max_shared_bytes=128 * 1024),
 }
-"""By architecture. An architecture that is not listed takes the one that `tuning_for` says is nearest."""
+"""By architecture. An architecture that is not listed takes the one that `tuning_for` says is nearest; of NVIDIA's
+those with 99 KiB of shared memory a block (sm_86, sm_89, sm_12x) are the rule, data centres' the exception."""
 
 _NEAREST = (
     ("sm_10", "sm_100"),
     ("sm_9", "sm_90"),
-    ("sm_", "sm_80"),
+    ("sm_7", "sm_75"),
+    ("sm_87", "sm_80"),
+    ("sm_", "sm_89"),
     ("gfx94", "gfx942"),
-    ("gfx95", "gfx942"),
+    ("gfx95", "gfx950"),
     ("gfx9", "gfx90a"),
     ("gfx", "gfx1100"),
 )

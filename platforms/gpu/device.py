@@ -14,6 +14,7 @@ from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform, RunnerConfig
 from headrace.core.runner.torch import TorchDevice, TorchRunner
 from headrace.core.weights.quantize import Scheme
+from headrace.kernels.triton.tuning import tuning_for
 
 from ..cpu.memory import host_memory
 from .packing import SCHEMES, packed_bytes
@@ -70,7 +71,7 @@ class GpuPlatform(Platform):
                 remedies=[vendor.fix, "headrace devices"],
             )
         module.set_device(index)
-        free, total = module.mem_get_info(index)
+        free, total = device_memory(module, index)
         info = DeviceInfo(
             id=f"{vendor.name}:{','.join(ids) or index}",
             name=module.get_device_name(index),
@@ -89,7 +90,11 @@ class GpuDevice(TorchDevice):
         self.vendor = vendor
         self.ranks = ranks
         self.is_emulated = torch_device == "cpu"
-        dtypes = ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
+        dtypes: tuple[str, ...] = (
+            ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
+        )
+        if not tuning_for(info.arch).has_bfloat16:
+            dtypes = tuple(dtype for dtype in dtypes if dtype != "bfloat16")
         caps = Caps(
             dtypes=dtypes,
             kv_dtypes=KV_DTYPES,
@@ -120,12 +125,17 @@ class GpuDevice(TorchDevice):
         """Bytes of a weight, to the byte."""
         return super().packed_bytes(shape, format) if isinstance(format, str) else packed_bytes(shape, format)
 
+    def activate(self) -> None:
+        """Triton launches on the current device, which belongs to a thread, and another model may have changed it."""
+        if not self.is_emulated:
+            self.module.set_device(self.torch_device)
+
     def memory(self) -> Memory:
         """What the driver says, less a reserve. What torch's allocator holds but does not use counts as free."""
         if self.is_emulated:
             return host_memory()
         module = self.module
-        free, total = module.mem_get_info(self.torch_device)
+        free, total = device_memory(module, self.torch_device)
         idle = module.memory_reserved(self.torch_device) - module.memory_allocated(self.torch_device)
         free = max(0, free + idle - self.vendor.reserve_bytes)
         return Memory(total_bytes=total, free_bytes=free, used_bytes=total - free)
@@ -141,6 +151,17 @@ class GpuDevice(TorchDevice):
         """The architecture, the tuning of the kernels and how they run."""
         ranks = {"ranks": f"{self.tp_size} by {self.collectives}"} if self.ranks else {}
         return {"arch": self.info.arch, **self._about, **ranks}
+
+
+def device_memory(module: Any, device: Any) -> tuple[int, int]:
+    """(free, total) bytes by torch's module of a GPU. Intel's driver does not tell what is free on every GPU: there,
+    what this process has not taken."""
+    try:
+        free, total = module.mem_get_info(device)
+    except RuntimeError:
+        total = module.get_device_properties(device).total_memory
+        free = total - module.memory_reserved(device)
+    return int(free), int(total)
 
 
 def _open_emulated(vendor: Vendor, ranks: Sequence[str]) -> GpuDevice:

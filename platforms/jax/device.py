@@ -55,23 +55,24 @@ class JaxPlatform(Platform):
         """Open them. Raises DeviceUnavailable."""
         if list(ids) == [EMULATED]:
             return self.emulated(info=emulated_info(self.name), devices=host_devices()[:1], shared_memory=True)
-        devices = _pick_devices(self.name, ids)
-        return self.device(info=jax_info(devices[0], self.name), devices=devices)
+        picked = _pick_devices(self.name, ids)
+        index, first = next(iter(picked.items()))
+        return self.device(info=jax_info(first, self.name, index), devices=list(picked.values()))
 
 
-def _pick_devices(platform: str, ids: Sequence[str]) -> list[Any]:
-    """JAX's devices with these ids, all local ones by default. Raises DeviceUnavailable."""
+def _pick_devices(platform: str, ids: Sequence[str]) -> dict[int, Any]:
+    """JAX's devices of this host by index, those that `ids` name or all. Raises DeviceUnavailable."""
     try:
-        found = {str(device.id): device for device in jax.local_devices(backend=platform)}
+        found = dict(enumerate(jax.local_devices(backend=platform)))
     except RuntimeError as error:
         raise DeviceUnavailable(
             f"JAX finds no {platform}: {str(error).splitlines()[0]}",
             remedies=[f"--device {platform}:{EMULATED}", "headrace devices"],
         ) from error
-    missing = [i for i in ids if i not in found]
+    missing = [i for i in ids if not i.isdecimal() or int(i) not in found]
     if missing:
         raise DeviceUnavailable(
             f"there is no {platform}:{missing[0]}; there are {', '.join(f'{platform}:{i}' for i in found)}",
             remedies=[f"--device {platform}", f"--device {platform}:{EMULATED}"],
         )
-    return [found[i] for i in ids] if ids else list(found.values())
+    return {int(i): found[int(i)] for i in ids} if ids else found

@@ -15,19 +15,19 @@ def probe_jax(platform: str, driver: str, *, what: str, fix: str) -> Probe:
 
     jax.config.update("jax_platforms", platform)
     try:
-        devices = jax.devices()
+        devices = jax.local_devices()
     except RuntimeError as error:
         return Probe(status=Status.NO_DEVICE, reason=f"JAX finds no {what}: {str(error).splitlines()[0]}")
-    return Probe(status=Status.OK, devices=tuple(jax_info(device, platform) for device in devices))
+    return Probe(status=Status.OK, devices=tuple(jax_info(device, platform, i) for i, device in enumerate(devices)))
 
 
-def jax_info(device: object, name: str) -> DeviceInfo:
-    """One of JAX's devices as `name:index`."""
+def jax_info(device: object, name: str, index: int) -> DeviceInfo:
+    """One of JAX's devices as `name:index`, counted on this host: JAX's own ids count all hosts."""
     stats = getattr(device, "memory_stats", lambda: None)() or {}
     total = stats.get("bytes_limit", 0)
     kind = str(getattr(device, "device_kind", "accelerator"))
     return DeviceInfo(
-        id=f"{name}:{getattr(device, 'local_hardware_id', None) or getattr(device, 'id', 0)}",
+        id=f"{name}:{index}",
         name=kind,
         kind="accelerator",
         total_bytes=total,

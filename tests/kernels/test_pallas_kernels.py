@@ -96,3 +96,12 @@ def test_tiles_of_wide_heads_are_small() -> None:
 def test_long_tables_are_left_to_plain_jax() -> None:
     assert attention.table_fits((64, 512))
     assert not attention.table_fits((64, 8192))
+
+
+def test_what_is_fetched_ahead_of_the_last_token_is_a_block_of_the_cache() -> None:
+    """The grid ends behind the last slot, but a chip may ask early which block comes next."""
+    for mapping, stored in (([-1, 7, -1, 3], [3, 7]), ([-1, -1], []), ([2], [2])):
+        slots, order, count = write_kv._in_order(jnp.array(mapping, jnp.int32))
+        assert int(count) == len(stored) and slots[: len(stored)].tolist() == stored
+        assert not slots[len(stored) :].any(), "the null block"
+        assert [mapping[i] for i in order[: len(stored)].tolist()] == stored

@@ -491,10 +491,28 @@ def test_noise_is_that_of_the_definition() -> None:
 
 # ---- tuning -------------------------------------------------------------------------------------------------
 def test_every_architecture_has_a_tuning() -> None:
-    nearest = {"sm_89": "sm_80", "sm_90a": "sm_90", "sm_103": "sm_100", "sm_120": "sm_80", "gfx950": "gfx942"}
+    nearest = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_90a": "sm_90", "sm_103": "sm_100", "sm_120": "sm_89"}
     nearest |= {"gfx942:sramecc+:xnack-": "gfx942", "gfx1201": "gfx1100", "gfx908": "gfx90a", "unheard of": "xe"}
-    assert {arch: tuning_for(arch).name for arch in nearest} == nearest | {"sm_120": tuning_for("sm_120").name}
+    assert {arch: tuning_for(arch).name for arch in nearest} == nearest
     assert all(name == tuning.name for name, tuning in TUNINGS.items())
+
+
+def test_a_gpu_gets_the_float8_and_the_shared_memory_that_it_has() -> None:
+    """AMD's ISA documents: CDNA3 (gfx942) has fnuz, CDNA4 (gfx950) OCP's; CUDA's table of compute capabilities:
+    bytes of shared memory that a block may have."""
+    assert [tuning_for(arch).float8 for arch in ("gfx90a", "gfx942", "gfx950")] == ["", "e4m3fnuz", "e4m3fn"]
+    most = {
+        "sm_75": 64,
+        "sm_80": 163,
+        "sm_86": 99,
+        "sm_87": 163,
+        "sm_89": 99,
+        "sm_90": 227,
+        "sm_100": 227,
+        "sm_120": 99,
+    }
+    assert {arch: tuning_for(arch).max_shared_bytes // 1024 for arch in most} == most
+    assert [tuning_for(arch).has_bfloat16 for arch in ("sm_75", "sm_80", "gfx90a", "xe")] == [False, True, True, True]
 
 
 def test_keys_and_values_are_rounded_as_the_definition_rounds_them() -> None:

@@ -3,9 +3,11 @@ and events only note the order in which they are asked for."""
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from headrace.core.config import DeviceConfig, EngineConfig
@@ -14,8 +16,10 @@ from headrace.core.platform import Caps, DeviceInfo, RunnerConfig
 from headrace.core.runner.buckets import Buckets
 from headrace.core.runner.torch import TorchDevice, TorchRunner
 from headrace.core.runner.torch_graphs import Notes
-from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
+from headrace.core.self_test import Driver, dummy_weights, load_runner, tiny_config, tiny_spec
 from headrace.core.stages import IntArray
+from headrace.platforms.cuda.device import CudaPlatform
+from headrace.platforms.gpu.device import GpuDevice, device_memory
 from headrace.platforms.gpu.runner import GRID, GpuRunner
 from headrace.platforms.static.ops import static_provider
 
@@ -109,6 +113,11 @@ class FakeDevice(TorchDevice):
         super().__init__(info=info, caps=Caps(capture="graph", depth=1), torch_device="cpu")
         self.gpu = gpu
 
+    def activate(self) -> None:
+        """Note it."""
+        if self.gpu is not None:
+            self.gpu.log.append("activate")
+
     def providers(self) -> Any:
         """Ops that read nothing on the host."""
         return (static_provider(),)
@@ -153,6 +162,51 @@ def test_replayed_decodes_give_what_the_definitions_give() -> None:
     after = gpu.log[gpu.log.index("synchronize all") + 1 :]
     assert after.count("replay") == 2 * 4, "a forward pass and sampling for each step of decodes alone"
     assert "synchronize all" not in after and "capture" not in after
+
+
+def test_whatever_runs_on_a_gpu_makes_it_the_current_one_first() -> None:
+    """Another model of the process may have made its own GPU the current one since."""
+    config = tiny_config(tiny_spec())
+    gpu = FakeGpu()
+    runner = FakeDevice(gpu).runner(config)
+    runner.load(dummy_weights(config.spec))
+    assert gpu.log.pop(0) == "activate" and not gpu.log
+    runner.kv_init([8])
+    assert gpu.log == ["activate"]
+    gpu.log.clear()
+    runner.warmup()
+    assert gpu.log[0] == "activate"
+    driver = Driver(runner, config)
+    driver.add(PROMPTS[0])
+    for counts in ({0: len(PROMPTS[0])}, {0: 1}):
+        gpu.log.clear()
+        driver.step(counts)
+        assert gpu.log[0] == "activate"
+
+
+def test_a_gpu_is_made_current_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    device: Any = object.__new__(GpuDevice)
+    device.vendor, device.torch_device, device.is_emulated = CudaPlatform.vendor, "cuda:3", False
+    device.activate()
+    assert chosen == ["cuda:3"]
+
+
+def test_memory_of_a_gpu_whose_driver_does_not_tell_what_is_free() -> None:
+    class Silent:
+        """torch.xpu of an Arc without Level Zero's Sysman."""
+
+        def mem_get_info(self, device: Any) -> tuple[int, int]:
+            raise RuntimeError("The device (Intel(R) Arc(TM) A770) doesn't support querying the free memory")
+
+        def get_device_properties(self, device: Any) -> Any:
+            return SimpleNamespace(total_memory=16 << 30)
+
+        def memory_reserved(self, device: Any) -> int:
+            return 1 << 30
+
+    assert device_memory(Silent(), "xpu:0") == (15 << 30, 16 << 30)
 
 
 def test_without_graphs_every_step_runs_kernel_by_kernel() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -212,6 +213,26 @@ def test_a_device_that_is_not_here_says_so(name: str) -> None:
     assert f"{name}:emulated" in found[name].probe.fix
     with pytest.raises(DeviceUnavailable, match="no device file"):
         open_on(name)
+
+
+def test_devices_are_counted_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the second host of two, JAX's own ids begin at 4, and hardware ids may be those of chips or -1."""
+    from headrace.platforms.jax.device import JaxPlatform
+
+    local = [
+        SimpleNamespace(
+            id=4 + i, local_hardware_id=-1, device_kind="TPU v5e", memory_stats=lambda: {"bytes_limit": 7}
+        )
+        for i in range(4)
+    ]
+    monkeypatch.setattr(jax, "local_devices", lambda **backend: local)
+    platform: Any = type("Chips", (JaxPlatform,), {"name": "tpu", "device": SimpleNamespace})()
+    opened = platform.open(["2", "1"], EngineConfig())
+    assert opened.devices == [local[2], local[1]] and (opened.info.id, opened.info.total_bytes) == ("tpu:2", 7)
+    assert platform.open([], EngineConfig()).devices == local
+    for unknown in ("4", "x"):
+        with pytest.raises(DeviceUnavailable, match=f"no tpu:{unknown}; there are tpu:0, tpu:1, tpu:2, tpu:3"):
+            platform.open([unknown], EngineConfig())
 
 
 def test_parameters_are_cut_as_declared() -> None:
