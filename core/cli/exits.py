@@ -1,7 +1,7 @@
 """How a command ends: exit codes, error messages, Ctrl-C and closed pipes, in one place.
 
 0 ok, 1 internal, 2 usage, 3 model not found or denied, 4 does not fit, 5 device or plugin unavailable,
-6 port busy, 7 self-test failed, 130 interrupted.
+6 port busy, 7 self-test failed, 130 interrupted, 143 and 129 ended by SIGTERM and SIGHUP.
 """
 
 import errno
@@ -26,18 +26,24 @@ USAGE = 2
 DOES_NOT_FIT = 4
 PORT_BUSY = 6
 SELF_TEST_FAILED = 7
-INTERRUPTED = 130
+SIGNALLED = 128
+"""Plus a signal's number."""
+INTERRUPTED = SIGNALLED + signal.SIGINT
 
 
 class _Interrupt:
-    """Whether Ctrl-C was pressed. A second press ends the process at once."""
+    """The exit code of the signal that came, 0: none. A second one ends the process at once."""
 
-    pending = False
+    code = 0
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line in this process and return its exit code; errors have been printed."""
+    _open_standard_streams()
     signal.signal(signal.SIGINT, _on_interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we then
+            signal.signal(number, _on_interrupt)
     sys.unraisablehook = _on_unraisable
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal that cannot show a character is no reason to stop
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -57,13 +63,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process. After Ctrl-C nothing is waited for: downloads and kernels may still run in threads."""
+    """End the process. After a signal nothing is waited for: downloads and kernels may still run in threads."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
             _silence_stdout()
-    if code == INTERRUPTED:
+    if code > SIGNALLED:
         os._exit(code)
     sys.exit(code)
 
@@ -107,8 +113,10 @@ def _exit_code(error: BaseException) -> int:
     import click
 
     # An import that Ctrl-C broke off may surface as any other exception.
-    if _Interrupt.pending or isinstance(error, KeyboardInterrupt | click.Abort):
-        return INTERRUPTED
+    if _Interrupt.code or isinstance(error, KeyboardInterrupt | click.Abort):
+        return _Interrupt.code or INTERRUPTED
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        error = error.__context__  # rich makes the one of the other
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else OK if error.code is None else INTERNAL
     if isinstance(error, click.exceptions.Exit):
@@ -149,6 +157,20 @@ def _lower_first(message: str) -> str:
     return message[:1].lower() + message[1:]
 
 
+def _open_standard_streams() -> None:
+    """Let streams that whoever started us has closed lead to nothing, so that no other file takes their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
+
+
 def _silence_stdout() -> None:
     """Point stdout at nothing, so that the interpreter's last flush cannot fail."""
     try:
@@ -157,15 +179,15 @@ def _silence_stdout() -> None:
         return
 
 
-def _on_interrupt(_signal: int, _frame: FrameType | None) -> None:
-    if _Interrupt.pending:
-        os._exit(INTERRUPTED)
-    _Interrupt.pending = True
+def _on_interrupt(number: int, _frame: FrameType | None) -> None:
+    if _Interrupt.code:
+        os._exit(_Interrupt.code)
+    _Interrupt.code = SIGNALLED + number
     raise KeyboardInterrupt
 
 
 def _on_unraisable(unraisable: "UnraisableHookArgs") -> None:
     """A Ctrl-C that hits a finalizer cannot be raised any further; end quietly instead of printing it."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        os._exit(INTERRUPTED)
+        os._exit(_Interrupt.code or INTERRUPTED)
     sys.__unraisablehook__(unraisable)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .exits import INTERRUPTED, print_error
+from .exits import SIGNALLED, print_error
 from .options import engine_config, engine_options, json_option
 from .output import print_json
 
@@ -39,4 +39,4 @@ def command(
     logger.info("batch", extra={"fields": dataclasses.asdict(summary)})
     if not summary.is_complete:
         print_error(f"interrupted; the answers so far are in {target}", ["the same command goes on from there"])
-        context.exit(INTERRUPTED)
+        context.exit(SIGNALLED + summary.signal)

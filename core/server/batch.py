@@ -1,6 +1,7 @@
 """OpenAI's batch files: a request a line, answered through the server's own routes in this process."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import logging
@@ -14,7 +15,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from ..config import EngineConfig, ServerConfig
-from ..errors import CapacityError, RequestError
+from ..errors import CapacityError, ConfigError, HeadraceError, RequestError
 from .app import make_app
 from .protocol.common import new_id
 from .server import Server
@@ -22,6 +23,8 @@ from .server import Server
 logger = logging.getLogger(__name__)
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+_BEGINNING = b'{"id": "batch_req'
+"""Of a line of ours: what a crash cut off begins so."""
 _UNLIMITED = 10**9
 _MAX_ERRORS = 3
 _LIVE = ("stream", "stream_options", "background")
@@ -30,13 +33,15 @@ _LIVE = ("stream", "stream_options", "background")
 
 @dataclass(slots=True, kw_only=True)
 class BatchSummary:
-    """What became of a batch. num_skipped: answered by an earlier run. is_complete: False after Ctrl-C."""
+    """What became of a batch. num_skipped: answered by an earlier run. is_complete: False after a signal, whose
+    number is `signal`."""
 
     num_requests: int
     num_skipped: int = 0
     num_completed: int = 0
     num_failed: int = 0
     is_complete: bool = True
+    signal: int = 0
 
 
 def run_batch(config: EngineConfig, source: Path, target: Path) -> BatchSummary:
@@ -45,6 +50,7 @@ def run_batch(config: EngineConfig, source: Path, target: Path) -> BatchSummary:
     Ctrl-C ends it after the lines that are finished; another run goes on from there. Raises RequestError for a file
     that is no batch, CapacityError for a full disk, and what loading a model raises.
     """
+    _check_files(source, target)
     ids = [line["custom_id"] for line in read_batch(source)]
     answered = read_answers(target)
     summary = BatchSummary(num_requests=len(ids), num_skipped=len(answered.intersection(ids)))
@@ -55,15 +61,12 @@ def run_batch(config: EngineConfig, source: Path, target: Path) -> BatchSummary:
         max_queue_requests=_UNLIMITED, max_queue_tokens=_UNLIMITED, max_body_bytes=_UNLIMITED, request_timeout_s=10**7
     )
     try:
-        with target.open("a", encoding="utf-8") as out:
-            uvloop.run(_Batch(replace(config, server=limits), summary, out).run(source, answered))
+        out = target.open("a", encoding="utf-8")
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CapacityError(
-            f"no space left to write {target}",
-            remedies=["free some space; the same command goes on from there"],
-        ) from None
+        raise _cannot_write(target, error) from None
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(_close, out)
+        uvloop.run(_Batch(replace(config, server=limits), summary, out).run(source, answered))
     return summary
 
 
@@ -72,7 +75,7 @@ def read_batch(source: Path) -> Iterator[dict[str, Any]]:
     seen: dict[str, int] = {}
     problems: list[str] = []
     try:
-        with source.open(encoding="utf-8") as file:
+        with source.open(encoding="utf-8-sig") as file:
             for number, text in enumerate(file, 1):
                 if not text.strip():
                     continue
@@ -88,7 +91,9 @@ def read_batch(source: Path) -> Iterator[dict[str, Any]]:
                 assert isinstance(custom_id, str)
                 seen[custom_id] = number
                 yield line
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RequestError(f"{source} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise RequestError(f"{source} cannot be read: {error}") from None
     if problems:
         raise RequestError(f"{source} is no batch file: {'; '.join(problems)}", code="invalid_batch")
@@ -104,25 +109,64 @@ def read_answers(target: Path) -> set[str]:
     if not target.exists():
         return set()
     found: set[str] = set()
-    with target.open("r+b") as file:
-        end, ends_line = 0, True
-        for number, line in enumerate(file, 1):
-            try:
-                found.add(json.loads(line)["custom_id"])
-            except (ValueError, KeyError, TypeError):
-                if not line.endswith(b"\n"):
-                    break
-                raise RequestError(
-                    f"{target} exists and line {number} is no answer of a batch",
-                    remedies=["another file for the output"],
-                ) from None
-            end += len(line)
-            ends_line = line.endswith(b"\n")
-        file.truncate(end)
-        if not ends_line:
-            file.seek(end)
-            file.write(b"\n")
+    try:
+        with target.open("r+b") as file:
+            end, ends_line = 0, True
+            for number, line in enumerate(file, 1):
+                custom_id = _answered(line)
+                if custom_id is None:
+                    if line.startswith(_BEGINNING) or _BEGINNING.startswith(line):
+                        break  # cut off
+                    raise RequestError(
+                        f"{target} exists and line {number} is no answer of a batch",
+                        remedies=["another file for the output"],
+                    )
+                found.add(custom_id)
+                end += len(line)
+                ends_line = line.endswith(b"\n")
+            file.truncate(end)
+            if not ends_line:
+                file.seek(end)
+                file.write(b"\n")
+    except OSError as error:
+        raise _cannot_write(target, error) from None
     return found
+
+
+def _check_files(source: Path, target: Path) -> None:
+    """Raise RequestError for what is no file: the input is read twice, the output before it is written to."""
+    for path, name in ((source, "input"), (target, "output")):
+        if str(path) == "-" or (path.exists() and not path.is_file()):
+            raise RequestError(f"the {name} of a batch must be a file, and {path} is none")
+    if source.exists() and target.exists() and source.samefile(target):
+        raise RequestError(
+            f"{source} is the input and the output of the batch", remedies=["another file for the output"]
+        )
+
+
+def _answered(line: bytes) -> str | None:
+    """The custom_id of an answer, None if the line is none."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_answer = isinstance(found, dict) and ("response" in found or "error" in found)
+    custom_id = found.get("custom_id") if is_answer else None
+    return custom_id if isinstance(custom_id, str) else None
+
+
+def _cannot_write(target: Path, error: OSError) -> CapacityError | ConfigError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CapacityError(
+            f"no space left to write {target}", remedies=["free some space; the same command goes on from there"]
+        )
+    return ConfigError(f"cannot write {target}: {error.strerror}")
+
+
+def _close(out: TextIO) -> None:
+    """What could not be written was told when it was; closing would try it again."""
+    with contextlib.suppress(OSError):
+        out.close()
 
 
 def _parse(text: str) -> tuple[dict[str, Any], str]:
@@ -131,6 +175,8 @@ def _parse(text: str) -> tuple[dict[str, Any], str]:
         line = json.loads(text)
     except ValueError as error:
         return {}, f"not JSON ({error})"
+    except RecursionError:
+        return {}, "nested too deeply"
     if not isinstance(line, dict):
         return {}, "not an object"
     if not isinstance(line.get("custom_id"), str) or not line["custom_id"]:
@@ -153,13 +199,18 @@ class _Batch:
         self._app = make_app(self._server)
         self._summary = summary
         self._out = out
+        self._failure: HeadraceError | None = None
         self._room = asyncio.Semaphore(2 * config.scheduler.max_num_seqs)
 
     async def run(self, source: Path, answered: set[str]) -> None:
         """Answer what is left, as many at once as the engine takes."""
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        self._task = task
+        loop = asyncio.get_running_loop()
+        numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+        for number in numbers:
+            loop.add_signal_handler(number, self._on_signal, number, task)
         try:
             await self._server.load()
             async with asyncio.TaskGroup() as group:
@@ -168,10 +219,17 @@ class _Batch:
                         await self._room.acquire()
                         group.create_task(self._answer(line))
         except asyncio.CancelledError:
+            if self._failure is not None:
+                raise self._failure from None
             self._summary.is_complete = False
         finally:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+            for number in numbers:
+                loop.remove_signal_handler(number)
             await self._server.close()
+
+    def _on_signal(self, number: int, task: asyncio.Task[None]) -> None:
+        self._summary.signal = self._summary.signal or number
+        task.cancel()
 
     async def _answer(self, line: dict[str, Any]) -> None:
         try:
@@ -185,8 +243,14 @@ class _Batch:
             "response": {"status_code": status, "request_id": request_id, "body": answer},
             "error": None,
         }
-        self._out.write(json.dumps(record) + "\n")
-        self._out.flush()
+        try:
+            self._out.write(json.dumps(record) + "\n")
+            self._out.flush()
+        except OSError as error:
+            if self._failure is None:
+                self._failure = _cannot_write(Path(self._out.name), error)
+                self._task.cancel()
+            return
         if status == 200:
             self._summary.num_completed += 1
         else:

@@ -199,8 +199,8 @@ class EngineProcess:
 
 def main() -> None:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides when to end
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the front decides when to end
+        signal.signal(number, signal.SIG_IGN)
     try:
         EngineProcess(socket.socket(fileno=int(sys.argv[1]))).run()
     except BrokenPipeError:

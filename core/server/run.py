@@ -33,7 +33,7 @@ _UNSENT_BYTES = 64 * 1024
 
 
 def serve(config: EngineConfig) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. Raises PortBusy, ConfigError and what loading a model raises."""
+    """Serve until a signal; the exit code. Raises PortBusy, ConfigError and what loading a model raises."""
     server = Server(config)
     _check_tls(config.server)
     sock = bind(config.server.host, config.server.port)
@@ -82,13 +82,14 @@ class _Run:
         """The exit code."""
         started_s = time.monotonic()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal, number)
         http = _HttpServer(_uvicorn_config(self._config.server, self._server))
         serving = loop.create_task(http.serve(sockets=[self._socket]))
         try:
             if not await self._load(started_s):
-                return 130 if signal.SIGINT in self._signals else 0
+                return self._exit_code()
             await self._until_end()
             await self._drain(http)
         finally:
@@ -97,7 +98,7 @@ class _Run:
             await serving
         if self._server.engine.state == "failed" or self._server.engine.failed.is_set():
             return 1
-        return 130 if signal.SIGINT in self._signals else 0
+        return self._exit_code()
 
     async def _load(self, started_s: float) -> bool:
         """False if a signal came first."""
@@ -152,9 +153,14 @@ class _Run:
                 while http.has_open_responses():
                     await asyncio.sleep(0.02)
 
+    def _exit_code(self) -> int:
+        """0 after SIGTERM, as those who stop services expect it; else as shells count signals."""
+        others = [number for number in self._signals if number != signal.SIGTERM]
+        return 128 + others[0] if others else 0
+
     def _on_signal(self, number: int) -> None:
         if len(self._signals) >= 2:
-            os._exit(130)
+            os._exit(128 + number)
         self._signals.append(number)
         (self._hurry if self._signalled.is_set() else self._signalled).set()
 

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
+import psutil
 import pytest
 
 from headrace.core import errors
@@ -103,7 +105,7 @@ def restore_handlers() -> Iterator[None]:
     yield
     signal.signal(signal.SIGINT, before)
     sys.unraisablehook = hook
-    exits._Interrupt.pending = False
+    exits._Interrupt.code = 0
 
 
 @pytest.fixture
@@ -316,6 +318,73 @@ def test_a_closed_pipe_is_no_error(arguments: list[str]) -> None:
     with os.fdopen(write_end, "w") as closed:
         done = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], stdout=closed, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("arguments", [["plan", "{model}"], ["devices"], ["doctor"]])
+def test_a_reader_that_leaves_a_table(arguments: list[str], tiny_llama: Path) -> None:
+    """The library that draws tables ends the program with 1."""
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [argument.format(model=tiny_llama) for argument in arguments]
+    with os.fdopen(write_end, "w") as closed:
+        done = subprocess.run([sys.executable, "-c", PROGRAM, *command], stdout=closed, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("redirections", [">&-", "<&-", "2>&-", "<&- >&- 2>&-", "<&- >&-"])
+def test_streams_that_are_closed_from_the_start(redirections: str, tiny_llama: Path) -> None:
+    code = f"import os, sys; os.write(3, b'x'); {PROGRAM}"  # the only stream that is left
+    for arguments, wanted in ((["plan", str(tiny_llama)], 0), (["complete", "-"], 2), (["bogus"], 2)):
+        read_end, write_end = os.pipe()
+        shell = f'exec 3>&{write_end} {write_end}>&-; "$@" {redirections}; exit $?'
+        with os.fdopen(read_end, "rb") as report:
+            done = subprocess.run(
+                ["bash", "-c", shell, "bash", sys.executable, "-c", code, *arguments],
+                pass_fds=[write_end],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+            )
+            os.close(write_end)
+            assert report.read() == b"x"
+        assert done.returncode == wanted, done.stderr
+        assert b"Traceback" not in done.stderr
+        if wanted and "2>" not in redirections:
+            assert done.stderr.startswith(b"error: "), done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_leave_no_process_behind(number: signal.Signals, tiny_llama: Path) -> None:
+    """The server that a benchmark started ends with it."""
+    options = ["--device", "null", "--load-format", "dummy", "--num-requests", "100000", "--concurrency", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "bench", "serve", str(tiny_llama), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline_s = time.monotonic() + 60
+    while not (children := psutil.Process(process.pid).children(recursive=True)) or len(children) < 2:
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, err
+    assert b"Traceback" not in err
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert alive == []
+
+
+def test_nohup_is_heeded() -> None:
+    code = f"""
+import os, signal
+import headrace.core.cli.complete as complete
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def start(config):
+    os.kill(os.getpid(), signal.SIGHUP)
+    raise MemoryError
+complete.start_llm = start
+{PROGRAM}
+"""
+    assert subprocess.run([sys.executable, "-c", code, "complete", "x"], stderr=subprocess.PIPE).returncode == 4
 
 
 def test_a_full_disk_behind_stdout() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from headrace import LLM, SamplingParams
-from headrace.core.errors import RequestError
-from headrace.core.server.batch import read_answers, read_batch
+from headrace.core.config import EngineConfig
+from headrace.core.errors import ConfigError, RequestError
+from headrace.core.server.batch import read_answers, read_batch, run_batch
 
 _PROGRAM = "from headrace.core.cli import main; main()"
 
@@ -94,7 +96,8 @@ def test_a_batch(tmp_path: Path, model_folder: Path, llm: LLM) -> None:
     assert (again["num_skipped"], again["num_completed"]) == (9, 0)
 
 
-def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path, number: signal.Signals) -> None:
     source = write_batch(tmp_path / "in.jsonl", 300, max_tokens=200, ignore_eos=True)
     target = tmp_path / "out.jsonl"
     process = subprocess.Popen(
@@ -107,9 +110,9 @@ def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path)
     while not target.exists() or not target.stat().st_size:
         assert process.poll() is None and time.monotonic() < deadline_s
         time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, log = process.communicate(timeout=30)
-    assert process.returncode == 130, log
+    assert process.returncode == 128 + number, log
     assert "goes on from there" in log
     num_before = len(target.read_text().splitlines())
     assert 0 < num_before < 300
@@ -126,6 +129,7 @@ def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path)
         ("", "no request"),
         ("{", "line 1: not JSON"),
         ("[]", "line 1: not an object"),
+        ("[" * 100_000, "line 1: nested too deeply"),
         ('{"url": "/v1/completions", "body": {}}', "line 1: no custom_id"),
         ('{"custom_id": "a", "url": "/v1/files", "body": {}}', "line 1: url"),
         ('{"custom_id": "a", "method": "GET", "url": "/v1/completions", "body": {}}', "line 1: method"),
@@ -144,9 +148,62 @@ def test_files_that_are_no_batch(tmp_path: Path, text: str, problem: str) -> Non
 def test_answers_that_are_none(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     assert read_answers(target) == set()
-    target.write_text('{"custom_id": "a"}\n{"custom_id": "b"}')  # whole, but for the newline
+    a, b = (json.dumps({"id": f"batch_req_{id}", "custom_id": id, "response": {}}) for id in "ab")
+    target.write_text(f"{a}\n{b}")  # whole, but for the newline
     assert read_answers(target) == {"a", "b"}
-    assert target.read_text() == '{"custom_id": "a"}\n{"custom_id": "b"}\n'
-    target.write_text("dear diary\n")
-    with pytest.raises(RequestError, match="line 1 is no answer"):
-        read_answers(target)
+    assert target.read_text() == f"{a}\n{b}\n"
+    target.write_text(f"{a}\n{b[:-5]}")
+    assert read_answers(target) == {"a"}
+    assert target.read_text() == f"{a}\n"
+    question = '{"custom_id": "a", "url": "/v1/completions", "body": {}}'
+    for text in ("dear diary\n", "dear diary", f"{a}\ndear diary", question, f"{question}\n", "[" * 100_000, "5"):
+        target.write_text(text)
+        with pytest.raises(RequestError, match=f"line {1 + text.startswith(a)} is no answer"):
+            read_answers(target)
+        assert target.read_text() == text  # somebody's file stays as it is
+
+
+def test_files_that_a_batch_does_not_take(tmp_path: Path) -> None:
+    source = write_batch(tmp_path / "in.jsonl", 1)
+    before = source.read_text()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for given, target, problem in (
+        (source, tmp_path, "the output of a batch must be a file"),
+        (source, Path("/dev/full"), "the output of a batch must be a file"),
+        (source, Path("-"), "the output of a batch must be a file"),
+        (pipe, tmp_path / "out.jsonl", "the input of a batch must be a file"),
+        (Path("-"), tmp_path / "out.jsonl", "the input of a batch must be a file"),
+        (source, source, "is the input and the output"),
+        (source, tmp_path / "link.jsonl", "is the input and the output"),
+    ):
+        with pytest.raises(RequestError, match=problem):
+            run_batch(EngineConfig(), given, target)
+    with pytest.raises(ConfigError, match=r"cannot write .*: No such file or directory"):
+        run_batch(EngineConfig(), source, tmp_path / "nowhere" / "out.jsonl")
+    assert source.read_text() == before
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    source = write_batch(tmp_path / "in.jsonl", 2)
+    source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes().replace(b"\n", b"\r\n"))
+    assert [line["custom_id"] for line in read_batch(source)] == ["request-0", "request-1"]
+
+
+def test_a_disk_that_is_full_in_the_midst(tmp_path: Path, model_folder: Path) -> None:
+    """The limit on a file's size stands in for the disk's."""
+    source, target = write_batch(tmp_path / "in.jsonl", 40, max_tokens=50, ignore_eos=True), tmp_path / "out.jsonl"
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+
+    done = subprocess.run(
+        command(source, target, model_folder), capture_output=True, text=True, preexec_fn=limit, timeout=120
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert f"error: cannot write {target}: File too large" in done.stderr
+    summary = run(source, target, model_folder)
+    assert summary["num_skipped"] > 0
+    assert set(answers(target)) == {f"request-{i}" for i in range(40)}
