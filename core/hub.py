@@ -1,7 +1,6 @@
 """From what the user calls a model to files on this disk: folder, .gguf file, hub id, or the default model."""
 
 import errno
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from .default_model import NAME as DEFAULT_NAME
 from .default_model import fetch_default_model, find_default_model
 from .errors import CapacityError, HeadraceError, ModelNotFound
 from .hub_file import PARTIAL, fetch_file
+from .json_text import parse_json
 from .progress import Report, bytes_under, watch_growth
 from .suggest import did_you_mean
 from .units import format_bytes
@@ -154,9 +154,14 @@ def _local(path: Path) -> LocalModel:
             f"{path} is a {path.suffix or 'plain'} file; a model is a folder, a .gguf file or a hub id",
             remedies=[str(path.parent)] if (path.parent / "config.json").is_file() else [],
         )
+    if not path.is_dir():
+        raise ModelNotFound(f"{path} is neither a folder nor a file with a model", remedies=["headrace models"])
     if not (path / "config.json").is_file():
         ggufs = sorted(path.glob("*.gguf"))
-        entries = sorted(entry.name for entry in path.iterdir())
+        try:
+            entries = sorted(entry.name for entry in path.iterdir())
+        except OSError as error:
+            raise ModelNotFound(f"the folder {path} cannot be read: {error.strerror}") from None
         holds = ", ".join(entries[:5]) + (", ..." if len(entries) > 5 else "") if entries else "nothing"
         raise ModelNotFound(
             f"the folder {path} has no config.json (it holds {holds})",
@@ -296,7 +301,7 @@ def _missing(folder: Path, *, with_weights: bool) -> str:
         return ""
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("pytorch_model*.bin.index.json")):
         try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
+            names = set(parse_json(index.read_text())["weight_map"].values())
         except (OSError, ValueError, KeyError, AttributeError):
             return f"{index.name} in the cache is damaged"
         absent = [name for name in names if not (folder / str(name)).is_file()]

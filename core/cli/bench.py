@@ -1,12 +1,12 @@
 """`headrace bench`: measure speed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..errors import ConfigError
+from ..json_text import parse_json
 from .options import engine_config, engine_options, json_option
 from .output import print_json, print_table, write_json
 
@@ -291,7 +291,7 @@ def _read(path: Path, select: str) -> dict[str, Any]:
     from .bench_offline import SHAPES, check_requests
 
     try:
-        data = json.loads(path.read_bytes())
+        data = parse_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"cannot read the workload {path}: {error.strerror}") from None
     except ValueError as error:

@@ -4,7 +4,6 @@ The forward function runs once a load on the device's own op table, which notes 
 repeated with the arrays that it had, going round the layers' weights and caches as a step does.
 """
 
-import json
 import logging
 import math
 import statistics
@@ -22,6 +21,7 @@ from ..devices import open_device
 from ..engine.build import Model, describe_model, load_params
 from ..engine.resolve import resolve_block_size, resolve_dtype, resolve_kv_dtype
 from ..errors import ConfigError, Unsupported
+from ..json_text import parse_json
 from ..kv.groups import kv_groups
 from ..models.decoder import compute_logits, decoder
 from ..ops import OpTable, op_names
@@ -91,7 +91,7 @@ LOADS = (
 def read_loads(path: Path) -> tuple[Load, ...]:
     """Loads of a file: a JSON list of {"num_seqs", "num_tokens", "context"}. Raises ConfigError."""
     try:
-        loads = tuple(Load(**entry) for entry in json.loads(path.read_bytes()))
+        loads = tuple(Load(**entry) for entry in parse_json(path.read_bytes()))
         if not loads or any(min(x.num_seqs, x.num_tokens) < 1 or x.context < 0 for x in loads):
             raise ValueError("a load has at least one sequence and one token")
     except OSError as error:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import math
 import random
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, HeadraceError
+from ..json_text import parse_json
 from .bench_client import Sample, Target
 
 PERCENTILES = (50, 90, 95, 99)
@@ -111,7 +111,7 @@ def read_requests(path: Path, select: str) -> list[Request]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the workload {path}: {error}") from None
     try:
-        lists = json.loads(text)
+        lists = parse_json(text)
     except ValueError:
         lists = None
     if isinstance(lists, dict) and select in lists:
@@ -120,7 +120,7 @@ def read_requests(path: Path, select: str) -> list[Request]:
         raise ConfigError(f"{path} has no workload {select!r}; it has {', '.join(lists) or 'none'}")
     else:
         try:
-            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+            lines = [parse_json(line) for line in text.splitlines() if line.strip()]
         except ValueError as error:
             raise ConfigError(f"{path} is neither JSON nor JSON lines: {error}") from None
     requests = [_read_request(line, f"{path}: request {number}") for number, line in enumerate(lines, 1)]

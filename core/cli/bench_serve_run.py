@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import platform
@@ -16,6 +15,7 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..errors import ConfigError, HeadraceError
+from ..json_text import parse_json
 from ..settings import variable_of
 from .bench_child import PROGRAM, child_environment
 from .bench_client import Target
@@ -181,7 +181,7 @@ def _vocab_size(config: EngineConfig, options: Options) -> int:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except ValueError:
         value = None
     if not isinstance(value, dict):

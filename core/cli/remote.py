@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, HeadraceError, ModelNotFound, RequestError
+from ..json_text import parse_json
 
 _TIMEOUT_S = 600.0
 
@@ -47,7 +48,7 @@ class RemoteChat:
                 data = line.removeprefix(b"data: ").strip()
                 if data == b"[DONE]":
                     return
-                event = json.loads(data)
+                event = parse_json(data)
                 if "error" in event:
                     raise RequestError(f"the server broke the answer off: {_message(event)}")
                 for choice in event.get("choices", ()):
@@ -60,7 +61,7 @@ class RemoteChat:
     def _first_model(self) -> str:
         connection, response = self._request("GET", "/models", None)
         with connection_closed(connection):
-            models = json.loads(response.read()).get("data", [])
+            models = parse_json(response.read()).get("data", [])
         if not models:
             raise ModelNotFound(f"the server at {self._host} lists no model")
         return str(models[0]["id"])
@@ -113,7 +114,7 @@ def stopped_by_interrupt() -> Iterator[None]:
 
 def _json(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return parse_json(data)
     except ValueError:
         return data.decode("utf-8", "replace")
 

@@ -1,13 +1,13 @@
 """Defaults that a checkpoint brings for generation: generation_config.json, or what a GGUF says."""
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
+from ..errors import ModelError, RequestError
+from ..json_text import parse_json
 from ..models.config import HFConfig
 from ..sampling.params import SamplingParams
 from ..text.seq2seq import DecoderStart, read_decoder_start
@@ -49,13 +49,19 @@ def generation_defaults(
     if not data.get("do_sample", False):
         params = SamplingParams(temperature=0.0)
     else:
-        params = SamplingParams(
-            temperature=_number(data, "temperature", 1.0),
-            top_p=_number(data, "top_p", 1.0),
-            top_k=int(_number(data, "top_k", 0)),
-            min_p=_number(data, "min_p", 0.0),
-            repetition_penalty=_number(data, "repetition_penalty", 1.0),
-        )
+        try:
+            params = SamplingParams(
+                temperature=_number(data, "temperature", 1.0),
+                top_p=_number(data, "top_p", 1.0),
+                top_k=int(_number(data, "top_k", 0)),
+                min_p=_number(data, "min_p", 0.0),
+                repetition_penalty=_number(data, "repetition_penalty", 1.0),
+            )
+        except (RequestError, TypeError, ValueError, OverflowError) as error:
+            raise ModelError(
+                f"{folder}/generation_config.json has a value that no request can take: {error}",
+                remedies=["correct or delete the file"],
+            ) from error
     return GenerationDefaults(
         sampling_params=params,
         eos_token_ids=tuple(ids),
@@ -102,7 +108,7 @@ def read_generation_config(folder: Path | None) -> Mapping[str, Any]:
     if path is None or not path.is_file():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..config import DEFAULT_STEP_TOKENS, EngineConfig, parse_speculative
-from ..errors import CapacityError, ConfigError, ModelError, Unsupported
+from ..errors import CapacityError, ConfigError, ModelError, Unsupported, WeightError
 from ..kv.groups import KVGroup, kv_groups
 from ..kv.sizing import KVSize, request_bytes, size_kv
 from ..models.declare import declare_params
@@ -137,13 +137,23 @@ def param_bytes(
 
 
 def stored_bytes(tensors: Iterable[TensorInfo], dtype: str, caps: Caps, packed_bytes: PackedBytes) -> dict[str, int]:
-    """Bytes of each tensor of a GGUF file on a device that keeps the block types of its schemes."""
-    return {
-        tensor.name: 4 * math.prod(tensor.shape)
-        if len(tensor.shape) < 2
-        else packed_bytes(tensor.shape, tensor.dtype if tensor.dtype in caps.schemes else dtype)
-        for tensor in tensors
-    }
+    """Bytes of each tensor of a GGUF file on a device that keeps the block types of its schemes.
+
+    Raises WeightError for a matrix without numbers.
+    """
+    sizes: dict[str, int] = {}
+    for tensor in tensors:
+        if len(tensor.shape) < 2:
+            sizes[tensor.name] = 4 * math.prod(tensor.shape)
+            continue
+        if 0 in tensor.shape:
+            raise WeightError(
+                f"{tensor.file}: tensor {tensor.name} of shape {list(tensor.shape)} holds no number",
+                file=tensor.file,
+                tensor=tensor.name,
+            )
+        sizes[tensor.name] = packed_bytes(tensor.shape, tensor.dtype if tensor.dtype in caps.schemes else dtype)
+    return sizes
 
 
 def quantization_gaps(spec: ModelSpec, quantization: str, caps: Caps) -> list[Gap]:

@@ -1,6 +1,5 @@
 """config.json as data: its keys with clear errors, old and new spellings made one. No transformers here."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from ..errors import ModelError, ModelNotFound
+from ..json_text import parse_json
 from ..suggest import did_you_mean
 
 CONFIG_FILE = "config.json"
@@ -261,8 +261,8 @@ def read_config(folder: Path) -> HFConfig:
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     try:
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        values = parse_json(data)
+    except ValueError as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ModelError(f"{path} must hold a JSON object, but it holds a {type(values).__name__}")

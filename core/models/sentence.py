@@ -1,13 +1,13 @@
 """What sentence-transformers writes beside a model: how it pools, dense layers, lengths, prompts."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from ..json_text import parse_json
 from .config import HFConfig
 from .spec import Activation, DenseSpec, ModelSpec, PoolerSpec, Pooling
 
@@ -130,7 +130,7 @@ def _max_tokens(folder: Path) -> int:
 
 def _read(path: Path, kind: type) -> Any:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} is missing, and modules.json names its folder") from None
     except (OSError, ValueError) as error:

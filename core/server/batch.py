@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from ..config import EngineConfig, ServerConfig
 from ..errors import CapacityError, ConfigError, HeadraceError, RequestError
+from ..json_text import parse_json
 from .app import make_app
 from .protocol.common import new_id
 from .server import Server
@@ -147,8 +148,8 @@ def _check_files(source: Path, target: Path) -> None:
 def _answered(line: bytes) -> str | None:
     """The custom_id of an answer, None if the line is none."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = parse_json(line)
+    except ValueError:
         return None
     is_answer = isinstance(found, dict) and ("response" in found or "error" in found)
     custom_id = found.get("custom_id") if is_answer else None
@@ -172,11 +173,9 @@ def _close(out: TextIO) -> None:
 def _parse(text: str) -> tuple[dict[str, Any], str]:
     """A line, and what is wrong with it."""
     try:
-        line = json.loads(text)
+        line = parse_json(text)
     except ValueError as error:
         return {}, f"not JSON ({error})"
-    except RecursionError:
-        return {}, "nested too deeply"
     if not isinstance(line, dict):
         return {}, "not an object"
     if not isinstance(line.get("custom_id"), str) or not line["custom_id"]:
@@ -293,4 +292,4 @@ async def call(app: ASGIApp, path: str, body: Any) -> tuple[int, str, Any]:
     }
     await app(scope, receive, send)
     request_id = got["headers"].get(b"x-request-id", b"").decode()
-    return got["status"], request_id, json.loads(got["body"])
+    return got["status"], request_id, parse_json(got["body"])

@@ -1,11 +1,11 @@
 """What a chat answer's text means, by the model's format: content, reasoning, tool calls; and what forces calls."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..errors import RequestError
+from ..json_text import parse_json
 from ..structured.params import StructuredOutputParams
 from ..text.tokenizer import Tokenizer
 from .formats.constrain import constrain_after_reasoning, constrain_tools
@@ -164,7 +164,7 @@ def _parsed_call(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = parse_json(function["arguments"] or "{}")
     except ValueError:
         return call
     return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call

@@ -1,6 +1,5 @@
 """Text to token ids and back: a thin layer over the tokenizers library, and the reading of a tokenizer's folder."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, RequestError
+from ..json_text import parse_json
 from .decoding import Decoding, piece_bytes, read_decoding
 
 if TYPE_CHECKING:
@@ -304,9 +304,17 @@ def _add_config_tokens(
     from tokenizers import AddedToken
 
     entries = config.get("added_tokens_decoder")
-    for _, entry in sorted(entries.items(), key=lambda item: int(item[0])) if isinstance(entries, Mapping) else ():
-        if backend.token_to_id(entry["content"]) is None:
-            backend.add_tokens([AddedToken(**{k: v for k, v in entry.items() if k != "id"})])
+    try:
+        for _, entry in (
+            sorted(entries.items(), key=lambda item: int(item[0])) if isinstance(entries, Mapping) else ()
+        ):
+            if backend.token_to_id(entry["content"]) is None:
+                backend.add_tokens([AddedToken(**{k: v for k, v in entry.items() if k != "id"})])
+    except (TypeError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"added_tokens_decoder in tokenizer_config.json is damaged: {type(error).__name__}: {error}",
+            remedies=("download the file again",),
+        ) from error
     known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
     missing = [text for text in special.values() if text not in known and backend.token_to_id(text) is not None]
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
@@ -318,7 +326,13 @@ def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(stated, str):
         templates["default"] = stated
     elif isinstance(stated, list):
-        templates.update({entry["name"]: entry["template"] for entry in stated})
+        try:
+            templates.update({str(entry["name"]): str(entry["template"]) for entry in stated})
+        except (TypeError, KeyError) as error:
+            raise ModelError(
+                "chat_template in tokenizer_config.json is neither text nor a list of objects with name and template",
+                remedies=("download the file again", "--chat-template FILE"),
+            ) from error
     files = {"default": path / "chat_template.jinja"}
     files.update({file.stem: file for file in sorted((path / "chat_templates").glob("*.jinja"))})
     for name, file in files.items():
@@ -335,8 +349,8 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ModelError(f"{file} is damaged: {error}", remedies=("download the file again",)) from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} must hold a JSON object, not {type(value).__name__}")

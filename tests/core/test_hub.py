@@ -195,6 +195,11 @@ def test_folder_without_config_says_what_it_holds(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in ("/dev/null", str(pipe)):
+        with pytest.raises(ModelNotFound, match=f"{path} is neither a folder nor a file with a model"):
+            resolve_model(ModelConfig(model=path), _ignore)
     (tmp_path / "config.json").write_bytes(CONFIG)
     weights = tmp_path / "model.safetensors"
     weights.touch()

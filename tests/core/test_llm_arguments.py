@@ -79,6 +79,22 @@ def test_a_chat_template_that_is_not_there_is_told_at_the_start(folder: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"do_sample": true, "temperature": "hot"}', "could not convert string to float: 'hot'"),
+        ('{"do_sample": true, "top_p": 0}', r"top_p must be in \(0, 1\], got 0.0"),
+        ('{"do_sample": true, "top_k": Infinity}', "cannot convert float infinity to integer"),
+    ],
+)
+def test_a_damaged_generation_config(tmp_path: Path, text: str, message: str) -> None:
+    folder = tiny_server_model(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(ModelError, match=rf"generation_config.json .*{message}"):
+        LLM(folder, device="null", load_format="dummy")
+
+
+@pytest.mark.parametrize(
     ("prompts", "message"),
     [
         (None, "prompts must be one or a list of them, got None"),
@@ -229,7 +245,7 @@ def test_embeddings_of_what_is_no_text(folder: Path) -> None:
             with pytest.raises(RequestError):
                 llm.score("x", query)  # type: ignore[arg-type]
         assert llm.embed([]) == []
-        assert len(llm.embed({"prompt_token_ids": np.array([1, 2])})) == 1  # type: ignore[typeddict-item]
+        assert len(llm.embed({"prompt_token_ids": np.array([1, 2])})) == 1
 
 
 def test_threads_share_the_steps(llm: LLM) -> None:

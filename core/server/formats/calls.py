@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...json_text import parse_json
 from .json_scanner import JsonEvent, JsonScanner
 from .template import Field
 from .values import apply_transform, cast_argument, parse_value, placeholder
@@ -47,7 +48,7 @@ class WholeCalls:
         function = call["function"]
         name, arguments = function["name"], function.get("arguments")
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = parse_json(arguments)
         if not isinstance(name, str) or not name or not isinstance(arguments or {}, dict):
             raise ValueError("no call")
         properties = self._parameters.get(name, {})
@@ -120,10 +121,10 @@ class JsonCalls:
             self._start = event.at
         if event.what == "key":
             if event.kind == "end":
-                self._key = json.loads(self._body[self._start : event.at])
+                self._key = parse_json(self._body[self._start : event.at])
         elif self._key == self._keys[0]:
             if event.kind == "end" and event.what == "value":
-                name = json.loads(self._body[self._start : event.at])
+                name = parse_json(self._body[self._start : event.at])
                 self._name = name if isinstance(name, str) else ""
                 if self._name and self._begun is not None:  # the arguments came first
                     self._announce(pieces)
@@ -145,12 +146,12 @@ class JsonCalls:
         elif event.what == "array":
             self._text = ""
         elif event.kind == "end" and event.what == "value" and not self._given_name:
-            self._see_text_arguments(json.loads(self._body[self._start : event.at]))
+            self._see_text_arguments(parse_json(self._body[self._start : event.at]))
 
     def _see_text_arguments(self, value: Any) -> None:
         """Arguments as JSON within a JSON text, or null."""
         try:
-            inner = json.loads(value) if isinstance(value, str) else {} if value is None else value
+            inner = parse_json(value) if isinstance(value, str) else {} if value is None else value
         except (ValueError, RecursionError):
             inner = None
         self._text = "" if not isinstance(inner, dict) else value if isinstance(value, str) else "{}"

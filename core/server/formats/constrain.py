@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import RequestError
+from ...json_text import parse_json
 from ...structured.params import StructuredOutputParams
 from ...suggest import did_you_mean
 from .formats import CallSyntax, Format
@@ -78,7 +79,7 @@ def constrain_after_reasoning(
         schema = {"type": "object"} if form.kind == "json_object" else value
         if isinstance(schema, str):
             try:
-                schema = json.loads(schema)
+                schema = parse_json(schema)
             except ValueError as error:
                 raise RequestError(
                     f"structured output: json_schema cannot be used: {error}", code="invalid_structured_output"

@@ -1,6 +1,5 @@
 """Which format a model's answers have: the checkpoint's own, or the built-in one whose markers its template has."""
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ModelError
+from ...json_text import parse_json
 from .parser import AnswerParser
 from .template import Anchor, ResponseTemplate, read_template
 from .tools import Tool
@@ -141,7 +141,7 @@ def builtin_formats() -> Mapping[str, Format]:
     folder = resources.files(__name__.rpartition(".")[0]) / "builtin"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
     return {
-        file.name[:-5]: _read_format(file.name[:-5], json.loads(file.read_text(encoding="ascii"))) for file in files
+        file.name[:-5]: _read_format(file.name[:-5], parse_json(file.read_text(encoding="ascii"))) for file in files
     }
 
 
@@ -174,7 +174,7 @@ def _own_template(folder: Path | None) -> ResponseTemplate | None:
     if file is None or not file.is_file():
         return None
     try:
-        data = json.loads(file.read_text(encoding="utf-8")).get("response_template")
+        data = parse_json(file.read_text(encoding="utf-8")).get("response_template")
     except (OSError, ValueError, AttributeError) as error:
         raise ModelError(f"{file} is damaged: {error}", remedies=("download the file again",)) from error
     return None if data is None else read_template(data, str(file))

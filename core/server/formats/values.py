@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...json_text import parse_json
 from .python_calls import read_python_calls
 
 _PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
@@ -66,13 +67,13 @@ def _cast(text: str, kind: str) -> Any:
             else _NO_VALUE
         )
     if kind == "number":
-        return _no_special_number(json.loads(text))
+        return _no_special_number(parse_json(text))
     if kind == "boolean":
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), _NO_VALUE)
     if kind == "null":
         return None if text in ("null", "None") else _NO_VALUE
     if kind in ("object", "array"):
-        value = json.loads(text)
+        value = parse_json(text)
         return value if isinstance(value, dict if kind == "object" else list) else _NO_VALUE
     return _NO_VALUE
 
@@ -108,9 +109,7 @@ def _json(text: str, args: Mapping[str, Any]) -> Any:
         _standard_json(text, delims, bool(args.get("unquoted_keys"))) if delims or args.get("unquoted_keys") else text
     )
     try:
-        return json.loads(source)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        return parse_json(source)
     except ValueError:
         if args.get("allow_non_json"):
             return _text(text, args)

@@ -1,11 +1,11 @@
 """Builds a message out of what an answer's parser says, with the events that tell of each change."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from ...json_text import parse_json
 from ..chat_parser import TurnParser
 from ..formats.parser import AnswerDelta
 from ..frames import Output
@@ -126,7 +126,7 @@ class MessageBuilder:
 def _arguments(text: str) -> dict[str, Any]:
     """Arguments as an object; text that is none (the model was cut off, or wrote something else) under one name."""
     try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        arguments = parse_json(text or "{}")
+    except ValueError:
         return {"invalid_json": text}
     return arguments if isinstance(arguments, dict) else {"invalid_json": text}

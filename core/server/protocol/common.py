@@ -13,6 +13,10 @@ Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A number of a request: what is larger fits neither the frames to the engine nor any array."""
 
 
+NO_TEMPLATE = "templates come with the model or --chat-template, not with a request"
+"""Why `chat_template` is refused: a template is a program, and may run for ever."""
+
+
 class StreamOptions(msgspec.Struct, kw_only=True):
     """What a stream brings besides text."""
 

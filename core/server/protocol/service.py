@@ -34,6 +34,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = False
     return_token_strs: bool | None = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
 
@@ -52,6 +53,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     tokens: list[int]
+    skip_special_tokens: bool | None = False
 
 
 class DetokenizeResponse(msgspec.Struct, kw_only=True):

@@ -25,7 +25,7 @@ from ..protocol.chat import (
     FunctionDelta,
     ToolCall,
 )
-from ..protocol.common import new_id, now, refuse
+from ..protocol.common import NO_TEMPLATE, new_id, now, refuse
 from ..request_log import timings
 from ..turn import Turn, finish_reason, read_turn, submit_turn
 from .text import answer_once, answer_stream, check_output, usage, usage_of_chunk, wants_usage
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _UNSUPPORTED = {
     "audio": "this server makes no audio",
-    "chat_template": "templates come with the model or --chat-template, not with a request",
+    "chat_template": NO_TEMPLATE,
     "functions": "the old form of tools; send tools",
     "function_call": "the old form of tool_choice; send tool_choice",
 }

@@ -10,6 +10,7 @@ from headrace import __version__
 from ...errors import RequestError
 from ..http import JsonResponse, read_json
 from ..metrics import render
+from ..protocol.common import NO_TEMPLATE, refuse
 from ..protocol.service import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -68,6 +69,7 @@ async def tokenize(request: Request) -> Response:
     server = _server(request)
     body = await read_json(request, TokenizeRequest, server.config.server.max_body_bytes)
     server.check_model(body.model)
+    refuse(body, {"chat_template": NO_TEMPLATE})
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("give either prompt or messages", code="invalid_request")
     text, special = body.prompt, True
@@ -98,13 +100,14 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """Text of token ids, special tokens included."""
+    """Text of token ids, special tokens included unless the request leaves them out."""
     server = _server(request)
     body = await read_json(request, DetokenizeRequest, server.config.server.max_body_bytes)
     server.check_model(body.model)
     tokenizer = server.prompts.tokenizer
+    skips = bool(body.skip_special_tokens)
     text = await server.prompts.run(
-        lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), is_short=len(body.tokens) < 1000
+        lambda: tokenizer.decode(body.tokens, skip_special_tokens=skips), is_short=len(body.tokens) < 1000
     )
     return JsonResponse(DetokenizeResponse(prompt=text))
 

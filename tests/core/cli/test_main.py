@@ -100,10 +100,12 @@ def test_a_usage_error_points_to_the_commands_help(capsys: pytest.CaptureFixture
 # ---- errors -------------------------------------------------------------------------------------------------
 @pytest.fixture(autouse=True)
 def restore_handlers() -> Iterator[None]:
-    """`run` takes over SIGINT and the hook for unraisable exceptions; give them back."""
-    before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    """`run` takes over signals and the hook for unraisable exceptions; give them back."""
+    numbers, hook = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), sys.unraisablehook
+    before = [signal.getsignal(number) for number in numbers]
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
     sys.unraisablehook = hook
     exits._Interrupt.code = 0
 

@@ -64,18 +64,16 @@ def test_what_json_and_vllm_users_write_is_understood() -> None:
     loose: dict[str, Any] = {"stop": "x", "bad_words": None, "logit_bias": {"5": 1}, "stop_token_ids": None}
     params = SamplingParams(**loose)
     assert (params.stop, params.bad_words, params.logit_bias, params.stop_token_ids) == (("x",), (), {5: 1.0}, ())
-    ids: Any = np.array([1, 2])
-    params = SamplingParams(
-        stop_token_ids=ids, temperature=np.float16(0.5), top_k=np.int32(3), logit_bias={np.int64(1): np.float32(1)}
-    )
-    plain = (
-        *params.stop_token_ids,
-        params.temperature,
-        params.top_k,
-        *params.logit_bias,
-        *params.logit_bias.values(),
-    )
-    assert plain == (1, 2, 0.5, 3, 1, 1.0)
+    numpys: dict[str, Any] = {
+        "stop_token_ids": np.array([1, 2]),
+        "temperature": np.float16(0.5),
+        "top_k": np.int32(3),
+        "logit_bias": {np.int64(1): np.float32(1)},
+    }
+    params = SamplingParams(**numpys)
+    biases = [*params.logit_bias.keys(), *params.logit_bias.values()]
+    plain: list[Any] = [*params.stop_token_ids, params.temperature, params.top_k, *biases]
+    assert plain == [1, 2, 0.5, 3, 1, 1.0]
     assert [type(value) for value in plain] == [int, int, float, int, int, float]
     assert SamplingParams(temperature=1e-6).is_greedy and not SamplingParams().is_greedy
 

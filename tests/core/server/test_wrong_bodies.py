@@ -12,6 +12,7 @@ from headrace.core.server.protocol.common import SamplingFields
 from headrace.core.server.protocol.completions import CompletionRequest
 from headrace.core.server.protocol.messages import MessagesRequest
 from headrace.core.server.protocol.responses import ResponsesRequest
+from headrace.core.server.protocol.service import DetokenizeRequest, TokenizeRequest
 from live_server import LiveServer
 
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
@@ -20,6 +21,8 @@ ROUTES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": MESSAGES, "max_tokens": 2}),
     "/v1/responses": (ResponsesRequest, {"input": "hi", "max_output_tokens": 2}),
     "/v1/messages": (MessagesRequest, {"messages": MESSAGES, "max_tokens": 2}),
+    "/tokenize": (TokenizeRequest, {"prompt": "hi"}),
+    "/detokenize": (DetokenizeRequest, {"tokens": [1, 2]}),
 }
 VALUES: list[Any] = [
     *(2**70, -(2**70), 2**63 - 1, -1, 0, 1.5, True, "x", "\u0000"),
@@ -52,6 +55,25 @@ def test_every_field_with_every_value(http: httpx.Client, random_server: LiveSer
             response = http.post(path, json={**body, name: value})
             assert is_an_answer(response), (name, value, response.text)
     random_server.wait_idle()
+
+
+def test_fields_of_the_token_routes(http: httpx.Client) -> None:
+    ids = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+    whole, plain = (
+        http.post("/detokenize", json={"tokens": ids, "skip_special_tokens": skips}).json()["prompt"]
+        for skips in (False, True)
+    )
+    assert whole.startswith("<|im_start|>user\nhi<|im_end|>")
+    assert plain == whole.replace("<|im_start|>", "").replace("<|im_end|>", "")
+    assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == whole
+    for path, body, param in (
+        ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ messages }}"}, "chat_template"),
+        ("/tokenize", {"messages": MESSAGES, "chat_template": 5}, "chat_template"),
+        ("/detokenize", {"tokens": ids, "skip_special_tokens": "yes"}, "skip_special_tokens"),
+        ("/detokenize", {"tokens": ids, "skip_special_tokens": 1}, "skip_special_tokens"),
+    ):
+        response = http.post(path, json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
 def test_the_field_is_named(http: httpx.Client) -> None:

@@ -100,6 +100,7 @@ def test_without_transformers_the_remedy_is_named(tmp_path: Path, monkeypatch: p
         ({"tokenizer.json": '{"model": {"type": "Strange"}}'}, "tokenizer.json is damaged or newer"),
         ({"tokenizer_config.json": "[1"}, "tokenizer_config.json is damaged"),
         ({"tokenizer_config.json": "[1]"}, "must hold a JSON object"),
+        ({"tokenizer_config.json": "[" * 100_000}, "tokenizer_config.json is damaged: nested too deeply"),
         ({"tokenizer.model": "junk"}, "cannot convert"),
     ],
 )
@@ -110,6 +111,23 @@ def test_damaged_folders(tmp_path: Path, files: dict[str, str], message: str) ->
         load_tokenizer(tmp_path)
     with pytest.raises(ModelError, match="no folder"):
         load_tokenizer(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder in tokenizer_config.json is damaged: ValueError"),
+        ({"added_tokens_decoder": {"1": 5}}, "added_tokens_decoder in tokenizer_config.json is damaged: TypeError"),
+        ({"added_tokens_decoder": {"1": {}}}, "added_tokens_decoder in tokenizer_config.json is damaged: KeyError"),
+        ({"chat_template": [5]}, "chat_template in tokenizer_config.json is neither text nor a list"),
+        ({"chat_template": [{"name": "x"}]}, "chat_template in tokenizer_config.json is neither text nor a list"),
+    ],
+)
+def test_damaged_configs(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    train_byte_level().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=message):
+        load_tokenizer(tmp_path)
 
 
 # ---- beginnings of long texts ------------------------------------------------------------------------------
