@@ -163,28 +163,37 @@ class TorchRunner(Runner):
 
     def warmup(self) -> None:
         """Run one token through the model, into the null block, so that the first request pays for nothing."""
-        one = np.zeros(1, np.int32)
-        groups, is_pooling = len(self.config.groups), self.config.spec.pooler is not None
+        self.warm_step(1)
+
+    def warm_step(self, num_tokens: int) -> None:
+        """Run a step of prompts whose tokens are stored nowhere."""
+        config = self.config
+        lens = np.full(-(-num_tokens // config.max_model_len), config.max_model_len, np.int32)
+        lens[-1] = num_tokens - (len(lens) - 1) * config.max_model_len
+        ends, most = lens.cumsum(dtype=np.int32), int(lens.max())
+        nothing, ones = np.zeros(num_tokens, np.int32), np.ones(len(lens), np.int32)
+        tables = np.zeros((len(lens), -(-most // config.block_size)), np.int32)
+        is_pooling, rows = config.spec.pooler is not None, np.arange(len(lens), dtype=np.int32)
         self.step(
             StepInput(
                 forward=ForwardBatch(
-                    input_ids=one,
-                    positions=one,
-                    query_start_loc=np.array([0, 1], np.int32),
-                    seq_lens=one + 1,
-                    block_tables=[np.zeros((1, 1), np.int32)] * groups,
-                    slot_mappings=[one - 1] * groups,
-                    logits_indices=one,
-                    token_types=one,
-                    rope_rows=one,
-                    rope_positions=np.zeros((1, 3), np.int32),
-                    encoder_lens=one + 1,
-                    max_query_len=1,
-                    max_seq_len=1,
+                    input_ids=nothing,
+                    positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lens]),
+                    query_start_loc=np.concatenate([nothing[:1], ends]),
+                    seq_lens=lens,
+                    block_tables=[tables[:, :1] if group.kind == "state" else tables for group in config.groups],
+                    slot_mappings=[nothing - 1] * len(config.groups),
+                    logits_indices=ends - 1,
+                    token_types=nothing,
+                    rope_rows=nothing,
+                    rope_positions=np.zeros((num_tokens, 3), np.int32),
+                    encoder_lens=ones,
+                    max_query_len=most,
+                    max_seq_len=most,
                     max_encoder_len=1,
                 ),
-                sampling=None if is_pooling else SamplingBatch(rows=one, slots=one, positions=one, seeds=one),
-                pooling=PoolingBatch(starts=one, ends=one + 1) if is_pooling else None,
+                sampling=None if is_pooling else SamplingBatch(rows=rows, slots=rows, positions=lens, seeds=rows),
+                pooling=PoolingBatch(starts=ends - lens, ends=ends) if is_pooling else None,
             )
         ).result()
 

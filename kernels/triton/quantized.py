@@ -67,7 +67,7 @@ def row_width(in_features: int, bits: int, group: int) -> int:
     return in_features if bits == 8 else -(-in_features // (2 * group)) * group
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def quantized_linear_kernel(
     x_ptr,
     x_scale_ptr,

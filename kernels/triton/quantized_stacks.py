@@ -128,7 +128,7 @@ def quantized_experts_kernel(
     tl.store(out_ptr + place[:, None] * OUT + col[None, :], total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def quantized_heads_kernel(
     x_ptr,
     code_ptr,

@@ -1,19 +1,25 @@
 """Steps on a GPU: decodes as recorded graphs by bucket, all else kernel by kernel, copies beside the computing."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from headrace.core.platform import Pending, RunnerConfig
+from headrace.core.platform import KVPlan, Pending, RunnerConfig
 from headrace.core.runner.buckets import Bucket, Grid
 from headrace.core.runner.done import Arriving
 from headrace.core.runner.torch import TorchDevice, TorchRunner
 from headrace.core.runner.torch_graphs import GraphRunner, Recorder, Rerun
 from headrace.core.stages import Array, IntArray, StepInput, StepOutput
 
+from .activations import step_bytes
+
 GRID = Grid(num_reqs=2, num_tokens=2, width=4, smallest_width=32, smallest_reqs=1)
 """A row of padding costs a row of experts, and a block of a wide table a look at it."""
+
+WARM_SIZES = (2, 32, 64, 128)
+"""Products with quantized weights take tiles of 16 rows, and of powers of two up to 128."""
 
 
 class GpuRunner(GraphRunner):
@@ -38,15 +44,30 @@ class GpuRunner(GraphRunner):
         """Graphs recorded so far; an emulated device records when it is asked to, as that costs nothing."""
         return None if self._module is None or not self._records else self.num_recorded
 
+    def kv_plan(self) -> KVPlan:
+        """Bytes of one block, and what it leaves to the largest step and to graphs."""
+        return dataclasses.replace(super().kv_plan(), step_bytes=step_bytes(self.config))
+
     def warmup(self) -> None:
-        """Load libraries, compile kernels and record the buckets of decoding. An emulated device records later: its
-        recordings cost nothing."""
-        TorchRunner.warmup(self)
-        if self._module is not None and self._records:
+        """Load libraries, compile kernels, try the largest step, and record the buckets of decoding. An emulated
+        device compiles nothing, and records later: its recordings cost nothing."""
+        if self._module is None or not self._records:
+            TorchRunner.warmup(self)
+        if self._module is None:
+            return
+        for num_tokens in self.warm_sizes():
+            self.warm_step(num_tokens)
+        if self._records:
             with self.errors("recorded steps"):
                 for bucket in self.decode_buckets():
                     self.program(bucket)
-            self._module.synchronize()
+        self._module.synchronize()
+
+    def warm_sizes(self) -> list[int]:
+        """Tokens of the prompts that warmup runs: one step for each way in which kernels are cut, and the largest."""
+        config = self.config
+        most = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
+        return [*(size for size in WARM_SIZES if size < most), most]
 
     def decode_buckets(self) -> list[Bucket]:
         """What warmup records: forward passes of one token a request, largest first so that the smaller ones live in

@@ -1,6 +1,9 @@
 """For which GPUs the installed torch was built, read from its files: importing torch takes seconds."""
 
 import ast
+import os
+import shutil
+import sysconfig
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,4 +56,13 @@ def software_gap(build: TorchBuild | None, built_for: str, *, fix: str) -> Probe
         return Probe(status=Status.MISSING, reason=reason, fix=fix)
     if find_spec("triton") is None:
         return Probe(status=Status.MISSING, reason="the package triton is not installed", fix=fix)
+    if not any(map(shutil.which, [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"])):
+        reason = (
+            "Triton compiles how it launches kernels, and there is no C compiler (gcc or clang, or what CC names)"
+        )
+        return Probe(status=Status.MISSING, reason=reason, fix="apt install gcc")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        reason = f"Triton compiles how it launches kernels, and Python's headers are not there ({header})"
+        return Probe(status=Status.MISSING, reason=reason, fix="apt install python3-dev")
     return None

@@ -1,6 +1,7 @@
 """Libraries of NVIDIA GPUs as op providers, without a GPU: cuBLASLt's products on torch's own processor forms, and
 flashinfer behind a stand-in with its signature."""
 
+import dataclasses
 import os
 import sys
 from functools import partial
@@ -20,6 +21,7 @@ from headrace.core.self_test import nmse, tiny_spec
 from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import Subject
 from headrace.platforms.cuda.flashinfer import FlashInfer
+from headrace.platforms.cuda.libraries import Trial
 from headrace.plugins.op_providers import sdpa
 from wrong_device import open_on
 
@@ -157,6 +159,36 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind(library: None) -> None:
 
 
 CONTEXT = OpContext(spec=tiny_spec(), dtype="float16", block_size=16)
+
+
+def wide_context(**changes: Any) -> OpContext:
+    """A model whose heads flashinfer takes."""
+    spec = tiny_spec(window=24)
+    layers = tuple(
+        dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, head_dim=64, **changes))
+        for layer in spec.layers
+    )
+    return OpContext(spec=dataclasses.replace(spec, layers=layers), dtype="float16", block_size=16)
+
+
+def test_flashinfer_is_tried_when_a_model_is_opened(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compiler, or on a GPU that it does not know, it says so at its first plan."""
+    known = provider()
+    definitions = dataclasses.replace(known, ops={**known.ops, "paged_attention": OpTable.paged_attention})
+    trial = Trial(known.ops["paged_attention"], definitions, device="cpu")
+    assert "heads of 64, 128, 256 values, not 16" in trial.declines("write_kv", CONTEXT) and not Wrapper.plans
+    for op in ("write_kv", "paged_attention"):
+        assert trial.declines(op, wide_context()) == ""
+    assert (Wrapper.plans, Wrapper.runs) == (2, 2), "once for layers with a window, once for those without"
+    plan = Wrapper.plan
+
+    def without_compiler(*args: Any, **options: Any) -> None:
+        raise RuntimeError("Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist")
+
+    monkeypatch.setattr(Wrapper, "plan", without_compiler)
+    assert "does not work here: RuntimeError: Could not find nvcc" in trial.declines("", wide_context(softcap=9.0))
+    monkeypatch.setattr(Wrapper, "plan", lambda *args, **options: plan(*args, **{**options, "sm_scale": 0.2}))
+    assert "it differs from Triton's kernel here" in trial.declines("", wide_context(softcap=5.0))
 
 
 def served(wishes: str, *providers: OpProvider) -> str:

@@ -2,6 +2,7 @@
 and events only note the order in which they are asked for."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +163,32 @@ def test_replayed_decodes_give_what_the_definitions_give() -> None:
     after = gpu.log[gpu.log.index("synchronize all") + 1 :]
     assert after.count("replay") == 2 * 4, "a forward pass and sampling for each step of decodes alone"
     assert "synchronize all" not in after and "capture" not in after
+
+
+@pytest.mark.parametrize(("max_model_len", "lens"), [(512, [[512]]), (200, [[200, 200, 112]]), (30, [[30] * 8])])
+def test_prompts_of_all_sizes_run_before_the_first_request(max_model_len: int, lens: list[list[int]]) -> None:
+    """Their kernels are compiled then, and what the largest takes is found missing at the start, not in traffic."""
+    config = dataclasses.replace(tiny_config(tiny_spec()), max_model_len=max_model_len)
+    gpu, seen = FakeGpu(), list[list[int]]()
+    runner: Any = load_runner(FakeDevice(gpu), config)
+    runner.kv_init([8])
+    caches = [cache[1:].clone() for pair in runner._kv.layers for cache in pair]
+    step = runner.step
+
+    def noted(batch: Any) -> Any:
+        assert "capture" not in gpu.log, "what graphs leave is not taken from the largest step"
+        forward = batch.forward
+        assert len(forward.input_ids) == forward.query_start_loc[-1] == forward.seq_lens.sum()
+        seen.append(np.diff(forward.query_start_loc).tolist())
+        return step(batch)
+
+    runner.step = noted
+    runner.warmup()
+    small = [[size] if size <= max_model_len else [30] * (size // 30) + [size % 30] for size in (2, 32, 64, 128)]
+    assert seen == small + lens
+    assert runner.num_programs == len(runner.decode_buckets())
+    after = [cache[1:] for pair in runner._kv.layers for cache in pair]
+    assert all(map(torch.equal, caches, after)), "only the null block may have been written"
 
 
 def test_whatever_runs_on_a_gpu_makes_it_the_current_one_first() -> None:

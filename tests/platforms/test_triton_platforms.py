@@ -122,6 +122,27 @@ def test_what_torch_was_built_for_is_read_from_its_files(tmp_path: Path) -> None
     assert missing is not None and "torch is not installed" in missing.reason
 
 
+def test_what_triton_compiles_with_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that run models seldom have a compiler; without this, the first request would find out."""
+    build = TorchBuild(version="2.13.0", cuda="13.0")
+    monkeypatch.setattr("headrace.platforms.gpu.torch_build.find_spec", lambda name: name)
+    compiler = tmp_path / "gcc"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    gap = software_gap(build, "cuda", fix="fix")
+    assert gap is not None and "no C compiler" in gap.reason and gap.fix == "apt install gcc"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    gap = software_gap(build, "cuda", fix="fix")
+    assert gap is not None and str(tmp_path / "Python.h") in gap.reason and gap.fix == "apt install python3-dev"
+    (tmp_path / "Python.h").touch()
+    assert software_gap(build, "cuda", fix="fix") is None
+    monkeypatch.setenv("CC", str(tmp_path / "icx"))
+    gap = software_gap(build, "cuda", fix="fix")
+    assert gap is not None and "what CC names" in gap.reason
+
+
 class FakeDriver:
     """A driver's library whose start fails with a code."""
 
