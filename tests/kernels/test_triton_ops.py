@@ -489,6 +489,51 @@ def test_noise_is_that_of_the_definition() -> None:
     assert torch.equal(chosen, gumbel_noise(seeds, positions, vocab_size=5001).argmax(-1).to(torch.int32))
 
 
+# ---- places beyond 2^31 -------------------------------------------------------------------------------------
+def far_rows(num_rows: int, n: int) -> torch.Tensor:
+    """Rows of float16 that lie 2^30 + 64 numbers apart, so that the third lies beyond 2^31; memory that nobody writes
+    takes none."""
+    apart = (1 << 30) + 64
+    rows = torch.empty((num_rows - 1) * apart + n, dtype=torch.float16).as_strided((num_rows, n), (apart, 1))
+    return rows.copy_(values(num_rows, n))
+
+
+def test_a_cache_may_have_more_than_2_31_numbers() -> None:
+    """A pool of 4 GiB and more; of what is read and written here the blocks are the last ones."""
+    num_blocks, heads, head_dim, size = (1 << 31) // (16 * 2 * 64) + 2, 2, 64, 16
+    for is_int8 in (False, True):
+        dtype = torch.int8 if is_int8 else torch.float16
+        shape = (num_blocks, size, heads, head_dim)
+        parts: list[Any] = [torch.empty(shape, dtype=dtype) for _ in range(2)]
+        small: Any = OpTable.new_kv_cache(
+            num_blocks=3, block_size=size, num_kv_heads=heads, head_dim=head_dim,
+            dtype="int8" if is_int8 else "float16", device="cpu",
+        )  # fmt: skip
+        if is_int8:
+            parts = [Integers(codes=codes, scales=torch.empty(shape[:3])) for codes in parts]
+        key, value = (values(20, heads, head_dim, dtype="float16", seed=seed) for seed in (1, 2))
+        slots = torch.arange(size, size + 20, dtype=torch.int32)
+        OpTable.write_kv(small, key, value, slots)
+        OPS.write_kv((parts[0], parts[1]), key, value, slots + (num_blocks - 3) * size)
+        query = far_rows(3, 4 * head_dim).view(3, 4, head_dim)
+        starts, lens = torch.tensor([0, 3], dtype=torch.int32), torch.tensor([20], dtype=torch.int32)
+        table = torch.tensor([[1, 2]], dtype=torch.int32)
+        how: dict[str, Any] = {"scale": 0.125, "max_query_len": 3, "max_seq_len": 20}
+        got = OPS.paged_attention(query, (parts[0], parts[1]), starts, lens, table + num_blocks - 3, **how)
+        check(got, OpTable.paged_attention(query.contiguous(), small, starts, lens, table, **how), "float16")
+
+
+def test_rows_may_lie_far_apart() -> None:
+    x, n = far_rows(3, 128), 128
+    near, indices = x.contiguous(), torch.tensor([2, 0], dtype=torch.int32)
+    check(OPS.gather(x, indices), near[indices.long()], "float16")
+    check(OPS.act_mul(x, activation="silu"), OpTable.act_mul(near, activation="silu"), "float16")
+    check(OPS.rms_norm(x, None, eps=1e-5), OpTable.rms_norm(near, None, eps=1e-5), "float16")
+    cos, sin = values(3, 32), values(3, 32, seed=1)
+    got, want = (ops.rope(part.view(3, 2, n // 2), cos, sin) for ops, part in ((OPS, x), (OpTable, near)))
+    check(got, want, "float16")
+
+
 # ---- tuning -------------------------------------------------------------------------------------------------
 def test_every_architecture_has_a_tuning() -> None:
     nearest = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_90a": "sm_90", "sm_103": "sm_100", "sm_120": "sm_89"}
