@@ -5,17 +5,17 @@ attention runs over them. Chunks that continue a prompt, decodes and short promp
 step holds is read from the device once, for all layers.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 
+from .beside import Asked, Attend, Batch, Beside
+
 FEWEST_TOKENS = 512
 """Of a prompt that is worth a call of its own."""
-
-Attend = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,44 +39,24 @@ class _Rest:
     max_seq_len: int
 
 
-class Prompts:
-    """`paged_attention`: long whole prompts, one after another; the rest, and all that flash attention has no
-    argument for, `others` computes. Owns the division of the last step that it saw."""
+class Prompts(Beside):
+    """Long whole prompts, one after another. Owns the division of the last step that it saw."""
 
     def __init__(self, others: Attend, *, fewest_tokens: int = FEWEST_TOKENS) -> None:
-        self._others = others
+        super().__init__(others)
         self._fewest = fewest_tokens
         self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
         self._division: tuple[list[_Prompt], _Rest | None] = [], None
 
-    def __call__(
-        self,
-        query: Any,
-        kv_cache: Any,
-        query_start_loc: Any,
-        seq_lens: Any,
-        block_table: Any,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        causal: bool = True,
-        max_query_len: int = 0,
-        max_seq_len: int = 0,
-        **terms: Any,
-    ) -> Any:
-        batch = (query_start_loc, seq_lens, block_table)
-        options = {"scale": scale, "window": window}
-        is_plain = causal and not softcap and all(value is None for value in terms.values())
-        hides = 0 < window < max_query_len
-        prompts, rest = (
-            ([], None) if max_query_len < self._fewest or not is_plain or hides else self._divide(*batch[:2])
-        )
+    def attend(self, query: torch.Tensor, kv_cache: Any, batch: Batch, asked: Asked) -> torch.Tensor | None:
+        """The prompts by flash attention, which knows no softcap and no window, the rest by `others`."""
+        starts, lens, block_table = batch
+        hides = 0 < asked.window < asked.max_query_len
+        if asked.max_query_len < self._fewest or asked.softcap or not asked.causal or hides:
+            return None
+        prompts, rest = self._divide(starts, lens)
         if not prompts:
-            lengths = {"max_query_len": max_query_len, "max_seq_len": max_seq_len}
-            return self._others(
-                query, kv_cache, *batch, **options, softcap=softcap, causal=causal, **lengths, **terms
-            )
+            return None
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         for prompt in prompts:
             rows = slice(prompt.begin, prompt.end)
@@ -85,13 +65,21 @@ class Prompts:
                 for part in (query[rows], *_gather(kv_cache, block_table[prompt.request], prompt.end - prompt.begin))
             )
             attended = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=True
+                q, k, v, is_causal=True, scale=asked.scale, enable_gqa=True
             )
             out[rows] = attended[0].transpose(0, 1)
         if rest is not None:
-            lengths = {"max_query_len": rest.max_query_len, "max_seq_len": rest.max_seq_len}
-            batch = (rest.starts, rest.lens, block_table[rest.requests])
-            out[rest.tokens] = self._others(query[rest.tokens], kv_cache, *batch, **options, **lengths)
+            out[rest.tokens] = self._others(
+                query[rest.tokens],
+                kv_cache,
+                rest.starts,
+                rest.lens,
+                block_table[rest.requests],
+                scale=asked.scale,
+                window=asked.window,
+                max_query_len=rest.max_query_len,
+                max_seq_len=rest.max_seq_len,
+            )
         return out
 
     def _divide(self, starts: torch.Tensor, lens: torch.Tensor) -> tuple[list[_Prompt], _Rest | None]:

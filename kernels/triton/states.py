@@ -12,6 +12,16 @@ import triton.language as tl
 from .elementwise import activate, sigmoid, softplus
 
 
+@triton.jit
+def opened(starts_ptr, from_ptr, from_stride):
+    """Of the request of this program: its first token, how many it has, and the slot of the state before them, which
+    is negative where there is none."""
+    request = tl.program_id(0)
+    first = tl.load(starts_ptr + request)
+    count = tl.load(starts_ptr + request + 1) - first
+    return first.to(tl.int64), count, tl.load(from_ptr + request * from_stride).to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["from_stride"])
 def history_kernel(state_ptr, from_ptr, out_ptr, from_stride, n, BLOCK: tl.constexpr):
     """out[r] = state[from[r]], rows of n values; zeros where from[r] is negative."""
@@ -107,7 +117,6 @@ def scan_kernel(
     """The selective state space for VALUES of the NUM_VALUES values of all heads, each with STATE numbers; b and c
     belong to GROUP_VALUES of them. MATRIX: a decay for each number of a head's state, else one for the head."""
     blocks = (GROUP_VALUES + VALUES - 1) // VALUES
-    request = tl.program_id(0)
     group = tl.program_id(1) // blocks
     inside = tl.program_id(1) % blocks * VALUES + tl.arange(0, VALUES)
     is_value = inside < GROUP_VALUES
@@ -117,11 +126,9 @@ def scan_kernel(
     is_n = n < STATE
     is_cell = is_value[:, None] & is_n[None, :]
     cell = value[:, None] * STATE + n[None, :]
-    first = tl.load(starts_ptr + request).to(tl.int64)
-    count = tl.load(starts_ptr + request + 1) - tl.load(starts_ptr + request)
+    first, count, slot = opened(starts_ptr, from_ptr, from_stride)
     if count < 1:
         return
-    slot = tl.load(from_ptr + request * from_stride).to(tl.int64)
     size: tl.constexpr = NUM_VALUES * STATE
     state = tl.load(state_ptr + slot * size + cell, mask=is_cell & (slot >= 0), other=0.0).to(tl.float32)
     if MATRIX:
@@ -177,7 +184,6 @@ def delta_kernel(
 ):
     """The gated delta rule for VALUES of a head's HEAD_DIM values. GROUP: heads that share a key head. BY_KEY: a
     decay for each value of a key, else one for the head."""
-    request = tl.program_id(0)
     head = tl.program_id(1)
     col = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
     is_col = col < HEAD_DIM
@@ -185,11 +191,9 @@ def delta_kernel(
     is_key = k < KEY_DIM
     is_cell = is_key[:, None] & is_col[None, :]
     cell = (head * KEY_DIM + k)[:, None] * HEAD_DIM + col[None, :]
-    first = tl.load(starts_ptr + request).to(tl.int64)
-    count = tl.load(starts_ptr + request + 1) - tl.load(starts_ptr + request)
+    first, count, slot = opened(starts_ptr, from_ptr, from_stride)
     if count < 1:
         return
-    slot = tl.load(from_ptr + request * from_stride).to(tl.int64)
     size: tl.constexpr = NUM_HEADS * KEY_DIM * HEAD_DIM
     state = tl.load(state_ptr + slot * size + cell, mask=is_cell & (slot >= 0), other=0.0).to(tl.float32)
     rate = tl.exp(tl.load(a_log_ptr + head).to(tl.float32))
@@ -238,14 +242,11 @@ def wkv_kernel(
     BLOCK: tl.constexpr,
 ):
     """RWKV-4's weighted means of BLOCK channels: sums of weighted values and of weights, divided by exp(top)."""
-    request = tl.program_id(0)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_col = col < n
-    first = tl.load(starts_ptr + request).to(tl.int64)
-    count = tl.load(starts_ptr + request + 1) - tl.load(starts_ptr + request)
+    first, count, slot = opened(starts_ptr, from_ptr, from_stride)
     if count < 1:
         return
-    slot = tl.load(from_ptr + request * from_stride).to(tl.int64)
     cell = state_ptr + slot * 3 * n + col
     is_old = is_col & (slot >= 0)
     total = tl.load(cell, mask=is_old, other=0.0).to(tl.float32)

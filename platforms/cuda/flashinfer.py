@@ -4,12 +4,13 @@ A step is planned once, on the host, for all layers of one window, and each laye
 cannot be planned anew, so decodes, which are replayed, stay with Triton's kernels.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
+
+from headrace.kernels.torch.beside import Asked, Attend, Batch, Beside
 
 WORKSPACE_BYTES = 256 << 20
 
@@ -29,38 +30,20 @@ class _Kind:
     causal: bool
 
 
-class FlashInfer:
-    """`paged_attention`; what its kernels have no argument for is `others`'. Owns a workspace and, for each kind of
-    layer, a wrapper with the plan of the last step that it saw."""
+class FlashInfer(Beside):
+    """Steps that are not recorded. Owns a workspace and, for each kind of layer, a wrapper with the plan of the last
+    step that it saw."""
 
-    def __init__(self, others: Callable[..., Any]) -> None:
-        self._others = others
+    def __init__(self, others: Attend) -> None:
+        super().__init__(others)
         self._workspace: torch.Tensor | None = None
         self._wrappers: dict[_Kind, Any] = {}
-        self._planned: dict[_Kind, tuple[torch.Tensor, ...]] = {}
+        self._planned: dict[_Kind, Batch] = {}
 
-    def __call__(
-        self,
-        query: Any,
-        kv_cache: Any,
-        query_start_loc: Any,
-        seq_lens: Any,
-        block_table: Any,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        causal: bool = True,
-        max_query_len: int = 0,
-        max_seq_len: int = 0,
-        **terms: Any,
-    ) -> Any:
-        batch = (query_start_loc, seq_lens, block_table)
-        is_plain = all(value is None for value in terms.values())  # sinks, slopes, biases, sight ahead
-        if max_query_len == 1 or not is_plain or not len(query):
-            lengths = {"max_query_len": max_query_len, "max_seq_len": max_seq_len}
-            options = {"scale": scale, "window": window, "softcap": softcap, "causal": causal, **lengths, **terms}
-            return self._others(query, kv_cache, *batch, **options)
+    def attend(self, query: torch.Tensor, kv_cache: Any, batch: Batch, asked: Asked) -> torch.Tensor | None:
+        """All but decodes."""
+        if asked.max_query_len == 1:
+            return None
         keys, _ = kv_cache
         kind = _Kind(
             num_heads=query.shape[1],
@@ -68,22 +51,23 @@ class FlashInfer:
             head_dim=query.shape[2],
             block_size=keys.shape[1],
             dtype=query.dtype,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            causal=causal,
+            scale=asked.scale,
+            window=asked.window,
+            softcap=asked.softcap,
+            causal=asked.causal,
         )
-        return self._wrapper(kind, batch).run(query.contiguous(), kv_cache)
+        attended: torch.Tensor = self._wrapper(kind, batch).run(query.contiguous(), kv_cache)
+        return attended
 
-    def _wrapper(self, kind: _Kind, batch: tuple[torch.Tensor, ...]) -> Any:
+    def _wrapper(self, kind: _Kind, batch: Batch) -> Any:
         """The wrapper of a kind of layer, planned for this step: its arrays are the same for all its layers."""
         if kind not in self._wrappers:
             if self._workspace is None:
                 self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=batch[0].device)
             library = import_module("flashinfer")
             self._wrappers[kind] = library.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
-        wrapper, known = self._wrappers[kind], self._planned.get(kind, ())
-        if len(known) == len(batch) and all(old is new for old, new in zip(known, batch, strict=True)):
+        wrapper, known = self._wrappers[kind], self._planned.get(kind)
+        if known is not None and all(old is new for old, new in zip(known, batch, strict=True)):
             return wrapper
         starts, indptr, indices, last_lens = pages(*batch, block_size=kind.block_size)
         wrapper.plan(

@@ -10,7 +10,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from headrace.core.models.spec import AttentionSpec
 from headrace.core.ops._torch import torch_dtype
 from headrace.core.platform import OpContext, OpProvider
-from headrace.kernels.torch.prompts import FEWEST_TOKENS, Attend, Prompts
+from headrace.kernels.torch.beside import Attend
+from headrace.kernels.torch.prompts import FEWEST_TOKENS, Prompts
 
 NAME = "torch-sdpa"
 PRIORITY = 52

@@ -1,0 +1,61 @@
+"""Attention over pages by a library that takes a part of what is asked, beside kernels that take all of it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Attend = Callable[..., Any]
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""query_start_loc, seq_lens, block_table"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a call asks of attention, as the declaration in core/ops/attention.py names it."""
+
+    scale: float
+    window: int
+    softcap: float
+    causal: bool
+    max_query_len: int
+    max_seq_len: int
+
+
+class Beside(ABC):
+    """`paged_attention`; `others` computes what `attend` gives back, and all that has sinks, slopes, biases or sight
+    ahead, for which no library has an argument."""
+
+    def __init__(self, others: Attend) -> None:
+        self._others = others
+
+    def __call__(
+        self,
+        query: Any,
+        kv_cache: Any,
+        query_start_loc: Any,
+        seq_lens: Any,
+        block_table: Any,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        causal: bool = True,
+        max_query_len: int = 0,
+        max_seq_len: int = 0,
+        **terms: Any,
+    ) -> Any:
+        batch = (query_start_loc, seq_lens, block_table)
+        lengths = {"max_query_len": max_query_len, "max_seq_len": max_seq_len}
+        options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "causal": causal, **lengths}
+        if len(query) and all(value is None for value in terms.values()):
+            out = self.attend(query, kv_cache, batch, Asked(**options))
+            if out is not None:
+                return out
+        return self._others(query, kv_cache, *batch, **options, **terms)
+
+    @abstractmethod
+    def attend(self, query: torch.Tensor, kv_cache: Any, batch: Batch, asked: Asked) -> torch.Tensor | None:
+        """The result, [num_tokens, num_heads, head_dim]; None for what the library does not take."""
