@@ -5,6 +5,7 @@ and HEADRACE_ITS_NAME always, and a keyword of `LLM`. Names are unique over all 
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
@@ -22,6 +23,7 @@ DRAFT_TOKENS, MOST_DRAFT_TOKENS = 4, 32
 """Drafts of a row that a step verifies: unless a number is given, and at most."""
 MOST_SEQS = 65536
 """Requests that may run at the same time, at most: their tables are allocated at the start."""
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 QUANTIZATIONS = ("none", "int8", "int8-channel", "fp8", "int4", "int4-g64", "int4-g128", "int4-sym")
 """What becomes of a layer's weights: see weights.quantize."""
 
@@ -216,6 +218,15 @@ class ServerConfig:
             _check_auto_or_positive(name, getattr(self, name))
         for name in ("ping_interval_s", "stall_timeout_s", "stall_restart_s", "send_timeout_s"):
             _check_auto_or_positive(name, getattr(self, name))
+        for origin in filter(None, map(str.strip, self.cors_origins.split(","))):
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins must be * or origins such as https://example.org, without a path; got {origin!r}"
+                )
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otlp_endpoint must be a URL such as http://127.0.0.1:4318, got {self.otlp_endpoint!r}"
+            )
         if self.drain_timeout_s < 0:
             raise ConfigError(f"drain_timeout_s must be 0 or more, got {self.drain_timeout_s}")
 

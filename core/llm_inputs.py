@@ -9,6 +9,8 @@ from .sampling.params import SamplingParams
 from .suggest import did_you_mean
 from .text.inputs import describe
 
+MAX_COMPLETIONS = 16384
+"""Completions of one prompt at most, as in vLLM: all of them are held at once."""
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "multi_modal_data")
 """What a prompt may hold as a mapping, for a model that has no encoder of texts."""
 
@@ -108,6 +110,8 @@ def params_each(given: object, count: int, default: SamplingParams) -> list[Samp
                 code="invalid_sampling_params",
                 remedies=["SamplingParams(max_tokens=16)"],
             )
+        if params.n > MAX_COMPLETIONS:
+            raise RequestError(f"n must be at most {MAX_COMPLETIONS}, got {params.n}", code="invalid_sampling_params")
     return each
 
 

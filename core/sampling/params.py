@@ -14,8 +14,6 @@ GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy: the highest logit wins, without noise."""
 MAX_FACTOR = 1e6
 """Temperature, and repetition_penalty or its inverse, at most: beyond it logits lose themselves in 32 bits."""
-MAX_COMPLETIONS = 16384
-"""`n` at most, as in vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +72,6 @@ class SamplingParams:
         self._normalise()
         self._check_types()
         _check(self.n >= 1, "n must be at least 1", self.n)
-        _check(self.n <= MAX_COMPLETIONS, f"n must be at most {MAX_COMPLETIONS}", self.n)
         max_tokens = self.max_tokens
         _check(max_tokens is None or max_tokens >= 0, "max_tokens must not be negative", max_tokens)
         _check(self.min_tokens >= 0, "min_tokens must not be negative", self.min_tokens)

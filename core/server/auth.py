@@ -43,17 +43,29 @@ class KeyRing:
 
 def read_keys(config: ServerConfig) -> KeyRing:
     """The keys of option and file. Raises ConfigError for a file that cannot be read or holds none."""
-    keys = [config.api_key] if config.api_key else []
+    keys = [_checked(config.api_key, "api_key")] if config.api_key else []
     if config.api_key_file:
         try:
             lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file: {config.api_key_file} cannot be read: {error}") from None
-        found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ConfigError(f"api_key_file: {config.api_key_file} cannot be read: {reason}") from None
+        found = [
+            _checked(line.strip(), f"api_key_file: line {number} of {config.api_key_file}")
+            for number, line in enumerate(lines, 1)
+            if line.strip() and not line.lstrip().startswith("#")
+        ]
         if not found:
             raise ConfigError(f"api_key_file: {config.api_key_file} holds no key")
         keys += found
     return KeyRing(keys)
+
+
+def _checked(key: str, where: str) -> str:
+    """A key that a header can carry. Raises ConfigError, which does not show it."""
+    if not all("!" <= char <= "~" for char in key):
+        raise ConfigError(f"{where}: a key is printable ASCII without blanks; headers carry nothing else safely")
+    return key
 
 
 def _digest(key: str) -> bytes:

@@ -8,8 +8,10 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -35,7 +37,7 @@ _UNSENT_BYTES = 64 * 1024
 def serve(config: EngineConfig) -> int:
     """Serve until a signal; the exit code. Raises PortBusy, ConfigError and what loading a model raises."""
     server = Server(config)
-    _check_tls(config.server)
+    check_tls(config.server)
     sock = bind(config.server.host, config.server.port)
     _raise_file_limit()
     with contextlib.closing(sock):
@@ -45,9 +47,13 @@ def serve(config: EngineConfig) -> int:
 def bind(host: str, port: int) -> socket.socket:
     """A socket bound to the address. Raises PortBusy or ConfigError."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise ConfigError(f"host: {host} is no address of this machine: {error.strerror}") from None
+        found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), port, type=socket.SOCK_STREAM)
+        family, kind, proto, _, address = found[0]
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no name of a host"
+        raise ConfigError(
+            f"host: {host!r} is no address of this machine: {reason}", remedies=["--host 127.0.0.1", "--host 0.0.0.0"]
+        ) from None
     sock = socket.socket(family, kind, proto)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if _UNSENT is not None:
@@ -87,6 +93,7 @@ class _Run:
                 loop.add_signal_handler(number, self._on_signal, number)
         http = _HttpServer(_uvicorn_config(self._config.server, self._server))
         serving = loop.create_task(http.serve(sockets=[self._socket]))
+        serving.add_done_callback(lambda _: self._signalled.set())  # a server that ends by itself is over
         try:
             if not await self._load(started_s):
                 return self._exit_code()
@@ -194,13 +201,33 @@ def _uvicorn_config(config: ServerConfig, server: Server) -> uvicorn.Config:
     )
 
 
-def _check_tls(config: ServerConfig) -> None:
+def check_tls(config: ServerConfig) -> None:
+    """Raise ConfigError for a certificate and key that cannot be used."""
     if bool(config.tls_cert) != bool(config.tls_key):
         raise ConfigError("TLS needs both --tls-cert and --tls-key")
+    if not config.tls_cert:
+        return
     for name in ("tls_cert", "tls_key"):
         path = getattr(config, name)
-        if path and not os.access(path, os.R_OK):
-            raise ConfigError(f"{name}: {path} cannot be read")
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{name}: {path} cannot be read: {error.strerror}") from None
+
+    def no_password() -> str:
+        raise ConfigError(
+            f"tls_key: {config.tls_key} is encrypted, and a server has nobody to ask for its password",
+            remedies=[f"openssl pkey -in {config.tls_key} -out FILE"],
+        )
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key, no_password)
+    except OSError as error:  # an SSLError among them
+        what = error.reason if isinstance(error, ssl.SSLError) and error.reason else "no certificate and key in PEM"
+        raise ConfigError(
+            f"tls_cert {config.tls_cert} and tls_key {config.tls_key} cannot be used: {what}",
+            remedies=["a PEM file with the certificate chain, and one with the private key of its first certificate"],
+        ) from None
 
 
 def _raise_file_limit() -> None:

@@ -1,7 +1,7 @@
 """Chat messages to a prompt, by the model's own template, which is untrusted code from the internet."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +124,10 @@ def read_template(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ModelError(f"the chat template {path} cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(
+            f"the chat template {path} cannot be read: {reason}", remedies=["--chat-template FILE"]
+        ) from error
 
 
 def _check_objects(name: str, given: Any) -> None:
@@ -264,6 +267,7 @@ def _check_message(index: int, message: object, takes_parts: bool, image_placeho
     plain: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None}, where)
     if not isinstance(plain.get("role"), str) or not plain["role"]:
         raise wrong(f"needs a role such as user, got {plain.get('role')!r}")
+    _check_tool_calls(plain.get("tool_calls"), wrong)
     content = plain.get("content")
     if content is None:
         if not any(plain.get(name) for name in ("tool_calls", "reasoning", "reasoning_content", "refusal")):
@@ -287,6 +291,20 @@ def _check_message(index: int, message: object, takes_parts: bool, image_placeho
     elif not isinstance(content, str):
         raise wrong(f"must have text or a list of parts as content, got {type(content).__name__}")
     return plain
+
+
+def _check_tool_calls(calls: Any, wrong: Callable[[str], RequestError]) -> None:
+    """Raise what `wrong` makes for calls of an earlier turn that are none. {"name", "arguments"} alone is one."""
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise wrong(f"must have a list as tool_calls, got {describe(calls)}")
+    for place, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise wrong(f"has tool_calls[{place}] without a function's name")
+        if not isinstance(function.get("arguments", ""), str | dict | None):
+            raise wrong(f"has tool_calls[{place}] whose arguments are neither text nor an object")
 
 
 def _text_of_part(part: Any, wrong: Any, reads: str) -> str:

@@ -4,6 +4,7 @@ import json
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +17,11 @@ import openai
 import psutil
 import pytest
 
+from headrace.core.config import ServerConfig
+from headrace.core.errors import ConfigError
+from headrace.core.server import run
 from headrace.core.server.app import route_table
-from headrace.core.server.auth import PUBLIC_ROUTES
+from headrace.core.server.auth import PUBLIC_ROUTES, read_keys
 from live_server import LiveServer
 from moody_platform import install
 
@@ -231,7 +235,14 @@ def test_a_busy_port(model_folder: Path, guarded: LiveServer) -> None:
     [
         (["--tls-cert", "x.pem"], 2, "both"),
         (["--api-key-file", "/nope"], 2, "cannot be read"),
-        (["--host", "no.such.host.invalid"], 2, "no address"),
+        (["--host", "no.such.host.invalid"], 2, "'no.such.host.invalid' is no address"),
+        (["--host", ""], 2, "'' is no address"),
+        (["--host", "a" * 70 + ".invalid"], 2, "is no address"),
+        (["--api-key", "two words"], 2, "api_key: a key is printable ASCII without blanks"),
+        (["--api-key", "schl\u00fcssel"], 2, "api_key: a key is printable ASCII without blanks"),
+        (["--cors-origins", "https://a.example, b.example"], 2, "cors-origins must be * or origins"),
+        (["--cors-origins", "https://a.example/"], 2, "cors-origins must be * or origins"),
+        (["--chat-template", "/nope"], 3, "the chat template /nope cannot be read: No such file or directory"),
         (["--kv-memory", "1KiB"], 4, "does not fit"),
     ],
 )
@@ -244,8 +255,58 @@ def test_servers_that_do_not_start(model_folder: Path, arguments: list[str], cod
     assert any(text in line for line in server.lines), server.lines
 
 
-def test_tls(model_folder: Path, tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def test_tls_files_that_are_none(tmp_path: Path) -> None:
+    cert, key = _certificate(tmp_path)
+    junk, other, locked = tmp_path / "junk.pem", tmp_path / "other.pem", tmp_path / "locked.pem"
+    junk.write_text("junk")
+    for arguments in (
+        ["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-out", str(other)],
+        ["pkey", "-in", str(key), "-aes256", "-passout", "pass:x", "-out", str(locked)],
+    ):
+        subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+    for pair, problem in (
+        ((junk, junk), f"tls_cert {junk} and tls_key {junk} cannot be used"),
+        ((cert, junk), f"tls_cert {cert} and tls_key {junk} cannot be used"),
+        ((cert, other), f"tls_key {other} cannot be used: KEY_VALUES_MISMATCH"),
+        ((cert, locked), f"tls_key: {locked} is encrypted"),
+        ((cert, tmp_path), f"tls_key: {tmp_path} cannot be read: Is a directory"),
+        ((tmp_path / "nothing", key), "nothing cannot be read: No such file or directory"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            run.check_tls(ServerConfig(tls_cert=str(pair[0]), tls_key=str(pair[1])))
+        assert problem in str(error.value)
+
+
+def test_a_server_that_ends_by_itself_is_no_server(model_folder: Path) -> None:
+    """A failure of the HTTP part ends the process, with its reason."""
+    program = """
+import asyncio
+import headrace.core.server.run as run
+from headrace.core.cli import main
+async def serve(self, sockets=None):
+    await asyncio.sleep(float(WAIT))
+    raise ValueError("no more")
+run._HttpServer.serve = serve
+main()
+"""
+    options = ["--device", "null", "--load-format", "dummy", "--port", "0"]
+    for wait in ("0", "5"):  # while it loads, and while it serves
+        command = [sys.executable, "-c", program.replace("WAIT", wait), "serve", str(model_folder), *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, "internal error: ValueError: no more" in done.stderr) == (1, True), done.stderr
+
+
+def test_keys_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\ngood-key\n\nbad key\n")
+    with pytest.raises(ConfigError, match=f"line 4 of {path}: a key is printable ASCII") as error:
+        read_keys(ServerConfig(api_key_file=str(path)))
+    assert "bad key" not in str(error.value)
+
+
+def _certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of this machine and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
     subprocess.run(
         [
             "openssl",
@@ -270,6 +331,11 @@ def test_tls(model_folder: Path, tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
+    return cert, key
+
+
+def test_tls(model_folder: Path, tmp_path: Path) -> None:
+    cert, key = _certificate(tmp_path)
     arguments = ["--tls-cert", str(cert), "--tls-key", str(key), "--kv-memory", "8MiB"]
     with LiveServer(model_folder, *arguments) as server:
         assert server.url.startswith("https://")

@@ -311,3 +311,23 @@ def test_developers_are_the_system_unless_the_template_knows_them() -> None:
     assert template.render(messages) == template.render(as_system)
     knows = ChatTemplate("{% for m in messages %}{{ m.role }}{% if m.role == 'developer' %}!{% endif %} {% endfor %}")
     assert knows.render(messages) == "developer! user "
+
+
+@pytest.mark.parametrize(
+    ("calls", "problem"),
+    [
+        (5, "messages[0] must have a list as tool_calls, got 5"),
+        ({}, "messages[0] must have a list as tool_calls, got dict {}"),
+        ([5], "messages[0] has tool_calls[0] without a function's name"),
+        ([{"function": {"name": "f"}}, {}], "messages[0] has tool_calls[1] without a function's name"),
+        ([{"function": {"name": 5}}], "messages[0] has tool_calls[0] without a function's name"),
+        ([{"name": "f", "arguments": 5}], "messages[0] has tool_calls[0] whose arguments are neither text nor"),
+    ],
+)
+def test_tool_calls_of_earlier_turns_that_are_none(calls: Any, problem: str) -> None:
+    template = ChatTemplate("{{ messages }}")
+    with pytest.raises(RequestError) as error:
+        template.render([{"role": "assistant", "content": "x", "tool_calls": calls}])
+    assert error.value.reason.startswith(problem)
+    for fine in ([], [{"function": {"name": "f", "arguments": "{}"}}], [{"name": "f", "arguments": {"a": 1}}]):
+        template.render([{"role": "assistant", "content": "x", "tool_calls": fine}])
