@@ -24,6 +24,14 @@ def command() -> None:
 @click.option("--input-len", default=128, show_default=True, type=click.IntRange(1), help="Tokens of each prompt.")
 @click.option("--output-len", default=128, show_default=True, type=click.IntRange(2), help="Tokens of each output.")
 @click.option("--repeat", default=3, show_default=True, type=click.IntRange(1), help="Runs; medians are reported.")
+@click.option(
+    "--rest",
+    "rest_s",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Seconds before each run, in which the device gets memory ready as between a server's requests.",
+)
 @engine_options
 @json_option
 def offline(
@@ -34,6 +42,7 @@ def offline(
     input_len: int,
     output_len: int,
     repeat: int,
+    rest_s: float,
     flags: dict[str, Any],
     as_json: bool,
 ) -> None:
@@ -49,9 +58,10 @@ def offline(
 
     with open_llm(config) as llm:
         if workloads is None:
-            result = measure_random(llm, num_prompts, input_len, output_len, repeat, seed=config.scheduler.seed)
+            seed = config.scheduler.seed
+            result = measure_random(llm, num_prompts, input_len, output_len, repeat, seed=seed, rest_s=rest_s)
         else:
-            result = measure_workloads(llm, workloads, repeat)
+            result = measure_workloads(llm, workloads, repeat, rest_s=rest_s)
     if as_json:
         print_json(result)
         return

@@ -60,8 +60,11 @@ def check_requests(data: Any, where: str, *, nested: bool) -> Any:
     return requests
 
 
-def measure_workloads(llm: LLM, workloads: Mapping[str, Any], repeat: int) -> dict[str, Any]:
-    """Figures of each workload: medians over `repeat` runs (or over sets, where a workload has sets)."""
+def measure_workloads(llm: LLM, workloads: Mapping[str, Any], repeat: int, *, rest_s: float = 0) -> dict[str, Any]:
+    """Figures of each workload: medians over `repeat` runs (or over sets, where a workload has sets).
+
+    rest_s: seconds before each run in which nothing is asked of the device.
+    """
     for request in workloads.get("warm", ()):
         _run(llm, [request], "warm")
     measured: dict[str, Figures] = {}
@@ -70,22 +73,25 @@ def measure_workloads(llm: LLM, workloads: Mapping[str, Any], repeat: int) -> di
             continue
         _logger.info("running", extra={"fields": {"workload": name}})
         if name == "W1":
-            measured[name] = _pairs(llm, requests[: repeat + 1])
+            measured[name] = _pairs(llm, requests[: repeat + 1], rest_s)
         elif SHAPES[name] == "single":
-            walls = [_run(llm, [request], f"{name}-{i}").wall_s for i, request in enumerate(requests[:repeat])]
+            walls = [_run(llm, [one], f"{name}-{i}", rest_s).wall_s for i, one in enumerate(requests[:repeat])]
             measured[name] = {"prefill_tokens_per_s": len(requests[0].prompt) / statistics.median(walls)}
         elif SHAPES[name] == "sets":
-            runs = [_run(llm, batch, f"{name}-{i}") for i, batch in enumerate(requests[:repeat])]
+            runs = [_run(llm, batch, f"{name}-{i}", rest_s) for i, batch in enumerate(requests[:repeat])]
             measured[name] = _throughput(runs)
         else:
-            measured[name] = _throughput([_run(llm, requests, f"{name}-{i}") for i in range(repeat)])
+            measured[name] = _throughput([_run(llm, requests, f"{name}-{i}", rest_s) for i in range(repeat)])
     return {**_setup(llm), "repeat": repeat, "workloads": measured}
 
 
 def measure_random(
-    llm: LLM, num_prompts: int, input_len: int, output_len: int, repeat: int, *, seed: int
+    llm: LLM, num_prompts: int, input_len: int, output_len: int, repeat: int, *, seed: int, rest_s: float = 0
 ) -> dict[str, Any]:
-    """Random prompts of one length, all at once: throughput, latency, and the cost of one decode step."""
+    """Random prompts of one length, all at once: throughput, latency, and the cost of one decode step.
+
+    rest_s: as `measure_workloads`.
+    """
     vocab_size = llm.built.model.spec.vocab_size
     numbers = random.Random(seed)
     requests = [
@@ -96,7 +102,7 @@ def measure_random(
         for _ in range(num_prompts)
     ]
     _run(llm, [replace(request, num_output=2) for request in requests], "warm")
-    runs = [_run(llm, requests, f"random-{i}") for i in range(repeat)]
+    runs = [_run(llm, requests, f"random-{i}", rest_s) for i in range(repeat)]
     figures = _throughput(runs)
     figures["ttft_ms"] = 1e3 * statistics.median(_ttft_s(output) for run in runs for output in run.outputs)
     measured = {"random": figures, "step": _steps(llm, requests, repeat)}
@@ -113,8 +119,9 @@ class _Run:
     outputs: Sequence[RequestOutput]
 
 
-def _run(llm: LLM, requests: Sequence[BenchRequest], salt: str) -> _Run:
-    """Run requests together. The salt keeps this run's prefix blocks to itself."""
+def _run(llm: LLM, requests: Sequence[BenchRequest], salt: str, rest_s: float = 0) -> _Run:
+    """Rest, then run requests together. The salt keeps this run's prefix blocks to itself."""
+    time.sleep(rest_s)
     prompts: list[Any] = [{"prompt_token_ids": list(request.prompt)} for request in requests]
     params = [_greedy(request.num_output) for request in requests]
     started_s = time.perf_counter()
@@ -131,11 +138,11 @@ def _run(llm: LLM, requests: Sequence[BenchRequest], salt: str) -> _Run:
     )
 
 
-def _pairs(llm: LLM, pairs: Sequence[Sequence[BenchRequest]]) -> Figures:
+def _pairs(llm: LLM, pairs: Sequence[Sequence[BenchRequest]], rest_s: float) -> Figures:
     """Pairs of a one-token probe and a full request, one stream; the first pair warms up."""
     ttft_s, rates = [], []
     for index, (probe, full) in enumerate(pairs):
-        probe_s = _run(llm, [probe], f"W1-{index}").wall_s
+        probe_s = _run(llm, [probe], f"W1-{index}", rest_s).wall_s
         full_s = _run(llm, [full], f"W1-{index}").wall_s
         ttft_s.append(probe_s)
         rates.append((full.num_output - probe.num_output) / max(full_s - probe_s, 1e-9))

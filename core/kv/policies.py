@@ -59,7 +59,7 @@ class FullPolicy:
     def extend(self, table: list[int], last: int, end: int, checkpoints: Container[int]) -> None:
         """Append entries up to `last`; there are `num_needed` free blocks. checkpoints: entries that later requests
         may want to start behind."""
-        table.extend(self.pool.take(last - len(table)))
+        table.extend(self.pool.take(last - len(table), behind=table[-1] if table else NULL_BLOCK))
 
     def first_kept(self, start: int) -> int:
         """The first entry that a row from `start` on still needs."""

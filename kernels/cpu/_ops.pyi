@@ -116,6 +116,9 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int: ...
+    def extent(self, num_blocks: int) -> int:
+        """Bytes of memory that the first so many blocks take, of all layers that share this cache's memory."""
+
     def read_block(self, block: int, out: Numbers | npt.NDArray[np.uint8]) -> None:
         """Copy a block to [2, block_size, num_kv_heads, head_dim], keys then values, of the cache's dtype; of an int8
         cache to bytes [.., head_dim + 4], integers and then their scale."""
@@ -126,6 +129,24 @@ class KVCache:
 def kv_caches(num_blocks: int, block_size: int, layers: Sequence[tuple[int, int]], dtype: str) -> list[KVCache]:
     """The caches of several layers, each (num_kv_heads, head_dim), in one piece of memory: blocks of the same numbers
     lie near each other, so that the first of them take few pages."""
+
+class Prefault:
+    """A thread that takes pages of caches from the system before a step writes to them, while nobody computes.
+
+    It runs when no other thread wants to, and sleeps when what is wanted is there.
+    """
+
+    def __init__(self, caches: Sequence[KVCache]) -> None:
+        """caches: one of each piece of memory, which is a region."""
+
+    def want(self, region: int, num_bytes: int) -> None:
+        """The first bytes of a region shall be there. Raises IndexError."""
+
+    def hold(self) -> None:
+        """Somebody computes: do nothing for 20 ms from now on."""
+
+    def done(self, region: int) -> int:
+        """Bytes of a region, from its start on, that are there by now."""
 
 def linear(
     out: Numbers, x: Numbers, weight: PackedWeight, bias: Floats | None = None, quantize_x: bool = False

@@ -13,6 +13,65 @@ INLINE void prefetch(const char *data, int64_t num_bytes) {
     for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(data + i);
 }
 
+// Fetches keys and values of the segment behind the one that is computed, a little with each panel of that, so that
+// memory is read meanwhile: in the order in which it lies, of all heads of a task.
+class Ahead {
+  public:
+    explicit Ahead(const AttentionArgs &args) : args_(args) {}
+
+    // From now on, a segment of a task; none of one whose keys are used more than once anyway.
+    void start(const AttentionTask &task, int64_t segment) {
+        end_ = 0;
+        if (task.num_members > 1 || args_.cache.block_size > kSegment) return;
+        const AttentionBlock &block = args_.blocks[task.first];
+        if (block.num_tokens > 1) return;
+        table_ = args_.block_table + block.request * args_.max_num_blocks;
+        kv_head_ = block.kv_head;
+        num_heads_ = task.num_heads;
+        const int64_t seen = args_.window ? block.first_position - args_.window + 1 : 0, start = segment * kSegment;
+        const int64_t stop = start + kSegment < block.num_keys ? start + kSegment : block.num_keys;
+        first_ = (seen > start ? seen : start) / args_.cache.block_size;
+        end_ = (stop + args_.cache.block_size - 1) / args_.cache.block_size;
+        next_ = first_;
+        at_ = stop_ = nullptr;
+        is_values_ = false;
+    }
+
+    void stop() { end_ = 0; }
+
+    // So many bytes more, if there are any.
+    INLINE void fetch(int64_t num_bytes) {
+        while (num_bytes > 0) {
+            if (at_ == stop_ && !next_block()) return;
+            const int64_t left = stop_ - at_, count = left < num_bytes ? left : num_bytes;
+            for (int64_t i = 0; i < count; i += 64) __builtin_prefetch(at_ + i, 0, 2);
+            at_ += count;
+            num_bytes -= count;
+        }
+    }
+
+  private:
+    // The keys of all blocks, then the values.
+    bool next_block() {
+        if (next_ >= end_) {
+            if (is_values_ || end_ == 0) return false;
+            is_values_ = true;
+            next_ = first_;
+        }
+        const KVCache &cache = args_.cache;
+        const int64_t block = table_[next_++];
+        at_ = is_values_ ? values_of(cache, block, kv_head_) : keys_of(cache, block, kv_head_);
+        stop_ = at_ + num_heads_ * (is_values_ ? cache.value_bytes : cache.key_bytes);
+        return true;
+    }
+
+    const AttentionArgs &args_;
+    const int32_t *table_ = nullptr;
+    int64_t kv_head_ = 0, num_heads_ = 0, first_ = 0, next_ = 0, end_ = 0;  // blocks of the table; end 0: nothing
+    const char *at_ = nullptr, *stop_ = nullptr;
+    bool is_values_ = false;
+};
+
 // A thread's scratch.
 struct Work {
     uint32_t *query;    // [rows][head_dim + 1] words
@@ -23,6 +82,16 @@ struct Work {
     float *total_highest, *total_weight;  // [rows]
     char *panels;       // keys and values of a segment whose blocks are smaller than a panel
     float *unpacked;    // keys and values of a segment as floats
+
+    // Behind the rows of the KV heads that share a task; what a segment needs for itself is the same.
+    Work behind(const KVCache &cache, int64_t rows) const {
+        Work work = *this;
+        work.query += rows * (cache.head_dim + 1);
+        work.total += rows * cache.value_stride;
+        work.total_highest += rows;
+        work.total_weight += rows;
+        return work;
+    }
 };
 
 // Rows from which on keys and values are unpacked to floats once for all their tiles, and the bytes that may take: half
@@ -70,11 +139,14 @@ struct Rows {
     const char *keys[kNumPanels], *values[kNumPanels];  // panels of the current segment
     const float *scales[kNumPanels];                    // i8: of their keys, then of their values
 
-    Rows(const AttentionArgs &a, const AttentionTask &task, const Work &w)
-        : args(a), members(task.count > 1 ? a.members + task.first : nullptr),
-          block(a.blocks[members ? members[0] : task.first]), work(w), group(block.num_heads),
-          rows(task.count * block.num_tokens * group),
-          query_stride(kDot ? (a.cache.head_dim + 1) / 2 : a.cache.head_dim + 1), saved(task.segment) {
+    // Those of a task, of so many heads from its first on.
+    Rows(const AttentionArgs &a, const AttentionTask &task, int64_t head, const Work &w)
+        : args(a), members(task.num_members > 1 ? a.members + task.first : nullptr),
+          block(a.blocks[members ? members[0] : task.first + head]), work(w.behind(a.cache, head * block.num_heads)),
+          group(block.num_heads), rows(task.num_members * block.num_tokens * group),
+          query_stride(kDot ? (a.cache.head_dim + 1) / 2 : a.cache.head_dim + 1), saved(task.segment) {}
+
+    void clear() {
         for (int64_t r = 0; r < rows; ++r) work.total_weight[r] = 0;
         if (saved >= 0)
             for (int64_t r = 0; r < rows; ++r) partial(saved, r)[args.cache.value_stride + 1] = 0;
@@ -112,7 +184,7 @@ struct Rows {
         *end = last < *begin ? *begin : last > kSegment ? kSegment : last;
     }
 
-    void segment(int64_t index) {
+    void segment(int64_t index, Ahead &ahead) {
         const int64_t start = index * kSegment;
         int64_t low, high, unused;
         visible(0, start, &low, &unused);  // the first row begins first, the last row ends last; members see all
@@ -122,26 +194,26 @@ struct Rows {
         if constexpr (kUnpacks)
             if (rows >= kUnpackRows && fits_unpacked(args.cache)) {
                 unpack(low, high);
-                return tiles<float>(start);
+                return tiles<float>(start, ahead);
             }
-        tiles<C>(start);
+        tiles<C>(start, ahead);
     }
 
     // P: of panels as they lie now.
     template <class P>
-    void tiles(int64_t start) {
+    void tiles(int64_t start, Ahead &ahead) {
         for (int64_t r = 0; r < rows;) {
             const int64_t left = rows - r;
             if (left >= kTileRows)
-                r += tile<P, kTileRows>(r, start);
+                r += tile<P, kTileRows>(r, start, ahead);
             else if (left >= 4 && kTileRows > 4)
-                r += tile<P, 4>(r, start);
+                r += tile<P, 4>(r, start, ahead);
             else if (left == 3 && kTileRows > 4)
-                r += tile<P, 3>(r, start);
+                r += tile<P, 3>(r, start, ahead);
             else if (left >= 2 && kTileRows > 2)
-                r += tile<P, 2>(r, start);
+                r += tile<P, 2>(r, start, ahead);
             else
-                r += tile<P, 1>(r, start);
+                r += tile<P, 1>(r, start, ahead);
         }
     }
 
@@ -229,7 +301,7 @@ struct Rows {
     }
 
     template <class P, int kRows>
-    int tile(int64_t r, int64_t start) {
+    int tile(int64_t r, int64_t start, Ahead &ahead) {
         [[maybe_unused]] constexpr bool kScaled = __is_same(C, i8);
         const KVCache &cache = args.cache;
         int64_t begin[kRows], end[kRows], low = kSegment, high = 0;
@@ -246,6 +318,7 @@ struct Rows {
             if (r == 0 && j + kAtOnce < kSegment)
                 for (int p = 0; p < kTilePanels; ++p)
                     prefetch(keys[(j + kAtOnce) / kKeyPanel + p], cache.key_panel_bytes);
+            if (r == 0) ahead.fetch(kTilePanels * cache.key_panel_bytes);
             score_panels<kDot, P, kScaled, kRows>(work.query + r * query_stride, query_stride, keys + j / kKeyPanel,
                                                   cache.head_dim, scales + j / kKeyPanel, work.scores + j);
         }
@@ -260,11 +333,13 @@ struct Rows {
             if constexpr (kScaled) scale_weights(work.weights + i * kSegment, scales, low, high);
         }
         constexpr int kWide = kRows <= 4 ? 2 * kTileWidth : kTileWidth;
+        const int64_t value_panel_bytes = kKeyPanel * cache.value_stride * static_cast<int64_t>(sizeof(C));
         int64_t d = 0;
         for (; d + kWide * kLanes <= cache.value_stride; d += kWide * kLanes)
-            add_values<kDot, P, kRows, kWide>(work.weights, values, low, high, cache.value_stride, d, work.sums);
+            add_values<kDot, P, kRows, kWide>(work.weights, values, low, high, cache.value_stride, d, work.sums,
+                                              [&]() INLINE_LAMBDA { if (r == 0 && d == 0) ahead.fetch(value_panel_bytes); });
         for (; d < cache.value_stride; d += kLanes)
-            add_values<kDot, P, kRows, 1>(work.weights, values, low, high, cache.value_stride, d, work.sums);
+            add_values<kDot, P, kRows, 1>(work.weights, values, low, high, cache.value_stride, d, work.sums, [] {});
         for (int i = 0; i < kRows; ++i)
             if (softmax[i].weight != 0) keep(r + i, work.sums + i * cache.value_stride, softmax[i]);
         return kRows;
@@ -347,7 +422,8 @@ void end_segment(const AttentionArgs &args, int32_t index, const Work &work) {
     AttentionBlock &block = args.blocks[index];
     if (__atomic_sub_fetch(&block.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
     block.pending = block.num_segments;  // for the next layer that uses these tasks
-    Rows<uses_dot<T, C>(), C> rows(args, {index, 1, -1}, work);
+    Rows<uses_dot<T, C>(), C> rows(args, {index, 1, 1, -1}, 0, work);
+    rows.clear();
     rows.merge_saved();
     rows.template finish<T>();
 }
@@ -356,21 +432,42 @@ template <class T, class C>
 void attention_of(const AttentionArgs &args, const Context &context) {
     Work work;
     carve(args.cache, context.scratch, &work);
-    for (;;) {
-        const int64_t index = __atomic_fetch_add(args.next_task, 1, __ATOMIC_RELAXED);
-        if (index >= args.num_tasks) return;
+    Ahead ahead(args);
+    const auto claim = [&] { return __atomic_fetch_add(args.next_task, 1, __ATOMIC_RELAXED); };
+    int64_t next;
+    for (int64_t index = claim(); index < args.num_tasks; index = next < 0 ? claim() : next) {
         const AttentionTask &task = args.tasks[index];
-        Rows<uses_dot<T, C>(), C> rows(args, task, work);
-        rows.template read_queries<T>();
-        if (task.segment >= 0) {
-            rows.segment(task.segment);
-            for (int32_t i = 0; i < task.count; ++i)
-                end_segment<T, C>(args, rows.members ? rows.members[i] : task.first, work);
-            continue;
+        const auto each = [&](const auto &body) {
+            for (int64_t head = 0; head < task.num_heads; ++head) {
+                Rows<uses_dot<T, C>(), C> rows(args, task, head, work);
+                body(rows);
+            }
+        };
+        each([](auto &rows) {
+            rows.clear();
+            rows.template read_queries<T>();
+        });
+        next = -1;
+        const auto first_of = [&](const AttentionTask &of) -> int64_t {
+            return of.segment >= 0 ? of.segment : args.blocks[of.first].first_segment;
+        };
+        const int64_t first = first_of(task), end = task.segment >= 0 ? first + 1 : first + args.blocks[task.first].num_segments;
+        for (int64_t i = first; i < end; ++i) {
+            ahead.stop();
+            if (i + 1 < end) {
+                ahead.start(task, i + 1);
+            } else if (index + 2 * context.num_threads < args.num_tasks) {  // else the last ones could be unfairly shared
+                next = claim();
+                if (next < args.num_tasks) ahead.start(args.tasks[next], first_of(args.tasks[next]));
+            }
+            each([&](auto &rows) { rows.segment(i, ahead); });
         }
-        const AttentionBlock &block = rows.block;
-        for (int64_t i = block.first_segment; i < block.first_segment + block.num_segments; ++i) rows.segment(i);
-        rows.template finish<T>();
+        if (task.segment < 0)
+            each([](auto &rows) { rows.template finish<T>(); });
+        else if (task.num_members > 1)
+            for (int32_t i = 0; i < task.num_members; ++i) end_segment<T, C>(args, args.members[task.first + i], work);
+        else
+            for (int32_t i = 0; i < task.num_heads; ++i) end_segment<T, C>(args, task.first + i, work);
     }
 }
 

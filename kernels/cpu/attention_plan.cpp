@@ -52,6 +52,18 @@ std::int64_t bytes_of_blocks(const KVCache &cache, std::int64_t num_blocks) {
     return num_blocks * cache.num_kv_heads * (cache.key_bytes + cache.value_bytes);
 }
 
+// KV heads of a token that one task takes: as many as have their rows in a thread's scratch and a segment of their keys and
+// values in half of a usual L2, and as leave enough tasks of `num_tokens` tokens for all threads.
+std::int64_t heads_of_a_task(const AttentionArgs &args, std::int64_t num_tokens, int num_threads) {
+    constexpr std::int64_t kMostBytes = 512 << 10;
+    const KVCache &cache = args.cache;
+    const std::int64_t group = args.num_heads / cache.num_kv_heads;
+    const std::int64_t bytes = kSegment / cache.block_size * (cache.key_bytes + cache.value_bytes);
+    const std::int64_t most = std::min({kAttentionRows / group, kMostBytes / std::max<std::int64_t>(bytes, 1),
+                                        num_tokens * cache.num_kv_heads / (4 * num_threads), cache.num_kv_heads});
+    return std::max<std::int64_t>(most, 1);
+}
+
 }  // namespace
 
 std::int64_t kv_bytes(std::int64_t num_blocks, std::int64_t block_size, std::int64_t num_kv_heads,
@@ -89,6 +101,11 @@ std::vector<KVMemory> KVMemory::of_layers(std::int64_t num_blocks, std::int64_t 
         offset += bytes_of_blocks(cache, kRunBlocks);
     }
     return result;
+}
+
+std::size_t KVMemory::extent(std::int64_t num_blocks) const {
+    const std::int64_t num_runs = (std::clamp<std::int64_t>(num_blocks, 0, cache_.num_blocks) + kRunBlocks - 1) / kRunBlocks;
+    return static_cast<std::size_t>(num_runs * cache_.run_bytes);
 }
 
 template <class Copy>
@@ -221,7 +238,7 @@ void AttentionPlan::share_segments(const AttentionArgs &args, int num_threads) {
                     num_shared_[static_cast<std::size_t>(block)] = sharing.segment + 1;
                 }
                 const auto count = static_cast<std::int32_t>(members_.size()) - first;
-                tasks_.push_back({count > 1 ? first : members_.back(), count, sharing.segment});
+                tasks_.push_back({count > 1 ? first : members_.back(), 1, count, sharing.segment});
             }
     }
 }
@@ -229,19 +246,26 @@ void AttentionPlan::share_segments(const AttentionArgs &args, int num_threads) {
 void AttentionPlan::add_tasks(const AttentionArgs &args, int num_threads) {
     // With few blocks their segments are shared among the threads; the sums are the same.
     const bool is_split = num_threads > 1 && static_cast<int>(blocks_.size()) < 4 * num_threads;
+    const std::int64_t most_heads = is_split ? 1 : heads_of_a_task(args, static_cast<std::int64_t>(single_.size()), num_threads);
     std::int64_t num_partials = 0;
-    for (std::size_t b = blocks_.size(); b-- > 0;) {  // the last tokens of a prompt have the most keys: first
-        AttentionBlock &block = blocks_[b];
-        const auto index = static_cast<std::int32_t>(b);
-        if (num_shared_[b] == 0 && (!is_split || block.num_segments <= 1)) {
-            tasks_.push_back({index, 1, -1});
+    for (std::size_t end = blocks_.size(); end > 0;) {  // the last tokens of a prompt have the most keys: first
+        AttentionBlock &block = blocks_[end - 1];
+        const bool is_single = block.num_tokens == 1;
+        const std::size_t num_heads = is_single ? static_cast<std::size_t>(std::min<std::int64_t>(most_heads, block.kv_head + 1)) : 1;
+        end -= num_heads;
+        const auto index = static_cast<std::int32_t>(end);
+        if (num_shared_[end] == 0 && (!is_split || block.num_segments <= 1)) {
+            tasks_.push_back({index, static_cast<std::int32_t>(num_heads), 1, -1});
             continue;
         }
-        block.pending = block.num_segments;
-        block.partials = num_partials;
-        num_partials += block.num_segments * block.num_tokens * block.num_heads * (args.cache.value_stride + kPartialTail);
-        for (std::int32_t s = num_shared_[b]; s < block.num_segments; ++s)
-            tasks_.push_back({index, 1, block.first_segment + s});
+        for (std::size_t b = end; b < end + num_heads; ++b) {
+            blocks_[b].pending = block.num_segments;
+            blocks_[b].partials = num_partials;
+            num_partials += block.num_segments * block.num_tokens * block.num_heads *
+                            (args.cache.value_stride + kPartialTail);
+        }
+        for (std::int32_t s = num_shared_[end]; s < block.num_segments; ++s)
+            tasks_.push_back({index, static_cast<std::int32_t>(num_heads), 1, block.first_segment + s});
     }
     if (static_cast<std::size_t>(num_partials) > partials_.size())
         partials_.resize(static_cast<std::size_t>(num_partials));

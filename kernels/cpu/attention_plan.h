@@ -26,6 +26,10 @@ class KVMemory {
     const KVCache &cache() const { return cache_; }
     std::int64_t num_bytes() const { return num_bytes_; }
 
+    // The memory of all layers that share it, and how much of it the first so many blocks of all of them take.
+    const Allocation &memory() const { return memory_; }
+    std::size_t extent(std::int64_t num_blocks) const;
+
     // Copy one block from or to the canonical host layout [2, block_size, num_kv_heads, head_dim] (keys, values) in
     // the cache's dtype. Integers are bytes, followed by the four of their scale.
     void read_block(std::int64_t block, void *out) const;

@@ -187,10 +187,11 @@ INLINE void scale_weights(uint32_t *weights, const float *const *scales, int64_t
         store(weights + j, load<V>(weights + j) * load<V>(scales[j / kKeyPanel] + kKeyPanel + j % kKeyPanel));
 }
 
-// sums[r] = weights[r][j] * value j over j in [begin, end) of a segment, in ascending order, from vector `d` on.
-template <bool kDot, class C, int kRows, int kWidth>
+// sums[r] = weights[r][j] * value j over j in [begin, end) of a segment, in ascending order, from vector `d` on. Calls
+// meanwhile() once for each panel.
+template <bool kDot, class C, int kRows, int kWidth, class Meanwhile>
 INLINE void add_values(const uint32_t *weights, const char *const *panels, int64_t begin, int64_t end, int64_t stride,
-                       int64_t d, float *sums) {
+                       int64_t d, float *sums, const Meanwhile &meanwhile) {
     constexpr int kStep = positions_in_a_row<C>();
     constexpr int64_t kWeights = kDot ? kSegment / 2 : kSegment;  // words of a row
     V acc[kRows][kWidth] = {};
@@ -211,6 +212,7 @@ INLINE void add_values(const uint32_t *weights, const char *const *panels, int64
     for (int64_t j = begin / kStep * kStep; j < whole;) {
         const int64_t next = (j / kKeyPanel + 1) * kKeyPanel, stop = next < whole ? next : whole;
         const char *values = at(j);
+        meanwhile();
         for (; j < stop; j += kStep, values += row_bytes) add(values, j, 0xFFFFFFFF);
     }
     if (whole < end) add(at(whole), whole, 0xFFFF);

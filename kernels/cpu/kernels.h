@@ -209,10 +209,11 @@ struct AttentionBlock {
     int64_t partials;       // where theirs begin in AttentionArgs::partials; -1: one task
 };
 
-// All segments of a block (segment -1) or one; or one that blocks of several requests have in common, since their tables
-// name the same memory: those are members [first, first + count).
+// All segments of a block (segment -1) or one. num_heads: so many blocks from `first` on, of one token, are taken segment by
+// segment, as their keys lie side by side. num_members > 1: a segment that blocks of several requests have in common, since
+// their tables name the same memory: those are members [first, first + num_members).
 struct AttentionTask {
-    int32_t first, count, segment;  // count 1: first is the block
+    int32_t first, num_heads, num_members, segment;
 };
 
 struct AttentionArgs {

@@ -11,6 +11,7 @@
 #include "memory.h"
 #include "numa.h"
 #include "pack.h"
+#include "prefault.h"
 #include "sampling.h"
 #include "thread_pool.h"
 
@@ -397,6 +398,7 @@ NB_MODULE(_ops, m) {
                 const std::string &dtype) { new (self) KVMemory(blocks, size, heads, head_dim, kv_dtype_named(dtype)); },
              "num_blocks"_a, "block_size"_a, "num_kv_heads"_a, "head_dim"_a, "dtype"_a)
         .def_prop_ro("num_bytes", &KVMemory::num_bytes)
+        .def("extent", &KVMemory::extent, "num_blocks"_a)
         .def("read_block",
              [](const KVMemory &c, std::int64_t block, Out out) {
                  want_block(c, out);
@@ -409,6 +411,18 @@ NB_MODULE(_ops, m) {
                  c.write_block(block, array.data());
              },
              "block"_a, nb::arg("array").noconvert());
+
+    nb::class_<Prefault>(m, "Prefault")
+        .def("__init__",
+             [](Prefault *self, const std::vector<KVMemory> &caches) {
+                 std::vector<Allocation> regions;
+                 for (const KVMemory &cache : caches) regions.push_back(cache.memory());
+                 new (self) Prefault(std::move(regions));
+             },
+             "caches"_a)
+        .def("want", &Prefault::want, "region"_a, "num_bytes"_a)
+        .def("hold", &Prefault::hold)
+        .def("done", &Prefault::done, "region"_a);
 
     const auto array = [](const char *name) { return nb::arg(name).noconvert(); };
     const auto maybe = [](const char *name) { return nb::arg(name).noconvert().none(); };

@@ -263,6 +263,44 @@ def test_bits_do_not_depend_on_who_shares_a_prefix(
             assert np.array_equal(single[-1], piece[-1])
 
 
+@pytest.mark.parametrize("options", OF_SHARED)
+@pytest.mark.parametrize("dtypes", ["float32 float32", "bfloat16 bfloat16", "float16 float16", "float32 int8"])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "block_size"), [(4, 4, 7, 16), (12, 4, 64, 4), (4, 4, 256, 512)]
+)
+def test_heads_of_a_token_taken_together_have_the_bits_of_heads_alone(
+    kit: Any, tier: str, dtypes: str, options: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+) -> None:
+    """With many requests that decode, a task takes several heads, segment by segment."""
+    dtype, cache_dtype = dtypes.split()
+    few = OF_SHARED[options]
+    wide = {
+        name: np.resize(value, num_heads) if isinstance(value, np.ndarray) else value for name, value in few.items()
+    }
+    case = Case(
+        kit=kit,
+        seq_lens=[1, 255, 256, 257, 600, 40, 769, 300, 16, 90, 511, 512],
+        dtype=dtype,
+        cache_dtype=cache_dtype,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        options=wide,
+    )
+    check(case)
+    last = [(s, n - 1, n) for s, n in enumerate(case.seq_lens)]
+    alone = [case.run([chunk])[0] for chunk in last]
+    for threads in (1, 2, 3):
+        ops.set_num_threads(threads)
+        for number in (3, 7, len(last)):
+            for single, together in zip(alone, case.run(last[:number]), strict=False):
+                assert np.array_equal(single, together)
+        mixed = [(s, max(0, n - 1 - 20 * (s % 3 == 2)), n) for s, n in enumerate(case.seq_lens)]
+        for single, piece in zip(alone, case.run(mixed), strict=True):
+            assert np.array_equal(single[-1], piece[-1])
+
+
 def test_a_request_without_tokens(kit: Any, tier: str) -> None:
     case = Case(kit=kit, seq_lens=[5, 9]).build()
     alone = case.run([(0, 0, 5)])[0]

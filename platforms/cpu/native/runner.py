@@ -38,6 +38,7 @@ from headrace.kernels.cpu import _ops
 
 from ..memory import HUGE_PAGE_BYTES, host_memory, huge_page_bytes
 from .arena import max_rows_of, plan_arena
+from .kv_pages import KVPages
 from .ops import native_ops, native_selections, prepare_native_op
 from .own_rows import own_bytes
 from .parts import is_separable, part_name, separate
@@ -88,6 +89,7 @@ class NativeRunner(Runner):
         self._program: NativeProgram | None = None
         self._encoder: NativeProgram | None = None
         self._images: ImageEncoder | None = None
+        self._pages: KVPages | None = None
         if config.spec.vision is not None:
             self._images = _image_encoder(config)
         self._sampling_ops = sampling_ops()
@@ -231,12 +233,13 @@ class NativeRunner(Runner):
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate the caches and build the program over them."""
-        self._program = self._encoder = None
+        self._program = self._encoder = self._pages = None
         total = sum(n * size for n, size in zip(num_blocks, self.kv_plan().block_bytes, strict=True))
         try:
             caches: dict[CacheRef, _ops.KVCache] = {}
             states: dict[StateRef, npt.NDArray[Any]] = {}
-            for count, group in zip(num_blocks, self.config.groups, strict=True):
+            growing: dict[int, _ops.KVCache] = {}
+            for number, (count, group) in enumerate(zip(num_blocks, self.config.groups, strict=True)):
                 num_slots = group.num_slots(count, self.config.block_size)
                 for layer, shapes in group.state_layers():
                     for index, shape in enumerate(shapes):
@@ -245,6 +248,8 @@ class NativeRunner(Runner):
                         states[ref] = np.zeros((num_slots, *shape.shape), dtype)
                 if group.heads:
                     made = _ops.kv_caches(count, self.config.block_size, group.heads, self._kv_dtype)
+                    if group.kind != "cross":
+                        growing[number] = made[0]
                     for layer, cache in zip(group.layer_indices, made, strict=True):
                         caches[CacheRef(layer=layer, is_cross=group.kind == "cross")] = cache
             if self._images is not None:
@@ -277,6 +282,8 @@ class NativeRunner(Runner):
                 )
         except MemoryError as error:
             raise OutOfMemory(f"this machine has no memory left for a KV cache of {format_bytes(total)}") from error
+        if growing:
+            self._pages = KVPages(growing, self.config.block_size, self.config.max_model_len)
 
     def warmup(self) -> None:
         """Run one token through the program, with a slot that is padding."""
@@ -306,6 +313,8 @@ class NativeRunner(Runner):
         """Run one step; the result is there when this returns."""
         assert self._program is not None, "kv_init comes before step"
         start_s = time.perf_counter()
+        if self._pages is not None:
+            self._pages.hold()
         forward, sampling, pooling = batch.forward, batch.sampling, batch.pooling
         if batch.encoder is not None:
             self._read_other_input(batch.encoder)
@@ -329,6 +338,8 @@ class NativeRunner(Runner):
             image_rows=forward.image_rows,
             rope_positions=forward.rope_positions,
         )
+        if self._pages is not None:
+            self._pages.used(forward.slot_mappings)
         token_ids, logprobs = np.empty(0, np.int32), None
         if sampling is not None:
             logits = self._program.logits(len(logits_indices))
@@ -393,7 +404,7 @@ class NativeRunner(Runner):
 
     def close(self) -> None:
         """Free weights, caches and program."""
-        self._program = self._encoder = self._images = None
+        self._program = self._encoder = self._images = self._pages = None
         self._weights.clear()
         self._tensors.clear()
         self._vectors.clear()

@@ -25,9 +25,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[tuple[int, int]], s
     """What was really run: [(prompt length, output length), ...] and the salt of each run."""
     seen: list[tuple[list[tuple[int, int]], str]] = []
     original = bench_offline._run
+    rests: list[float] = []
+    monkeypatch.setattr(bench_offline.time, "sleep", rests.append)
 
-    def record(llm: Any, requests: Any, salt: str) -> Any:
-        result = original(llm, requests, salt)
+    def record(llm: Any, requests: Any, salt: str, rest_s: float = 0) -> Any:
+        result = original(llm, requests, salt, rest_s)
+        is_second = salt.startswith("W1") and salt == (seen[-1][1] if seen else "")
+        assert rests.pop() == (0 if salt == "warm" or is_second else 1), "a second before each run, by default"
         lengths = [(len(o.prompt_token_ids), len(o.outputs[0].token_ids)) for o in result.outputs]
         assert all(output.num_cached_tokens == 0 for output in result.outputs) or salt.startswith("W4")
         seen.append((lengths, salt))
