@@ -1,29 +1,26 @@
 """The parameters of a spec, in the order in which a forward pass reads them."""
 
-import dataclasses
 import math
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
-from . import leaves
-from .mixer_params import channel_mix_params, mixer_params
-from .params import Param, Part
+from .declaration import Declaration, filled
+from .mixer_params import declare_channel_mix, declare_mixer
+from .params import Param
 from .spec import (
     AltUpSpec,
     AttentionSpec,
     CrossSpec,
-    DenseSpec,
     LatentSpec,
     LayerSpec,
     MlpSpec,
     ModelSpec,
     MoeSpec,
     NormSpec,
-    PoolerSpec,
     RopeSpec,
     SharedSpec,
 )
@@ -34,12 +31,11 @@ def declare_params(spec: ModelSpec) -> tuple[Param, ...]:
     """Every parameter of a model. A tied model has no lm_head.weight: embed_tokens.weight serves as both."""
     if spec.foreign is not None:
         return spec.foreign.params
-    params = tuple(_encoder(spec) if spec.kind == "encoder" else _decoder(spec))
+    at = Declaration()
+    _model(at, spec)
     if spec.encoder is not None:
-        params += tuple(_prefixed(param, "encoder.") for param in _encoder(spec.encoder))
-    if spec.vision is not None:
-        params += image_params(spec.vision)
-    return params
+        _model(at.inside("encoder"), spec.encoder)
+    return (*at.params, *(image_params(spec.vision) if spec.vision is not None else ()))
 
 
 def distinct_ropes(spec: ModelSpec) -> tuple[RopeSpec, ...]:
@@ -81,147 +77,127 @@ def sinusoids(spec: ModelSpec, size: int) -> npt.NDArray[np.float32]:
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
-def _decoder(spec: ModelSpec) -> Iterator[Param]:
-    hidden = spec.hidden_size
-    embed_size = spec.embed_size or hidden
-    yield leaves.token_table("embed_tokens.weight", spec.vocab_size + spec.num_extra_tokens, embed_size)
-    if spec.embed_size:
-        yield from leaves.linear("project_in", hidden, embed_size, "replicated", False)
-    yield from _positions(spec, hidden)
-    if spec.embed_norm:
-        yield from leaves.norm(spec.norm, "embed_norm", hidden)
-    if size := spec.layer_input_size * spec.num_layers:
-        yield leaves.token_table("embed_layers.weight", spec.vocab_size, size)
-        yield from leaves.linear("embed_layers_proj", size, hidden, "replicated", False)
-        yield from leaves.norm(spec.norm, "embed_layers_norm", spec.layer_input_size)
-    for way in ("in", "out") if spec.altup is not None else ():
-        for n in range(1, spec.altup.num_streams if spec.altup is not None else 0):
-            yield from leaves.linear(f"altup_{way}.{n - 1}", hidden, hidden, "replicated", False)
+def _model(at: Declaration, spec: ModelSpec) -> None:
+    """A decoder or an encoder."""
+    hidden, is_encoder = spec.hidden_size, spec.kind == "encoder"
+    size = spec.embed_size or hidden
+    _embeddings(at, spec, size)
     if spec.num_relative_buckets and not spec.relative_bias_by_layer:
-        yield _relative_bias(spec, "")
+        _relative_bias(at, spec)
+    if is_encoder and spec.embed_size:
+        at.linear("embed_in", hidden, size, bias=True)
     for n, rope in enumerate(distinct_ropes(spec)):
-        yield from leaves.rope(rope, f"rope.{n}")
+        at.inside(f"rope.{n}").rope(rope)
     if spec.vision is not None and spec.vision.is_crossed:
         for name, opened in (("cross", (0, 1, 1)), ("mlp", (0, 0, 1))):
-            rows = partial(_rows, opened, hidden)
-            yield Param(name=f"sees.{name}.weight", shape=(3, hidden), kind="embedding", compute=rows)
+            at.add(f"sees.{name}.weight", 3, hidden, kind="embedding", compute=partial(_rows, opened, hidden))
     for i, layer in enumerate(spec.layers):
-        yield from _layer(layer, f"layers.{i}", spec)
+        _layer(at.inside(f"layers.{i}"), layer, i, spec)
     if spec.final_norm:
-        yield from leaves.norm(spec.norm, "final_norm", hidden)
+        at.norm(spec.norm, "final_norm", hidden)
     if spec.pooler is not None:  # then there is no head for tokens
-        yield from _head(spec.pooler)
-        return
-    if spec.embed_size:
-        yield from leaves.linear("project_out", embed_size, hidden, "replicated", False)
-    if spec.head_transform is not None:
-        yield from _dense(spec.head_transform)
-    if not spec.tie_word_embeddings:
-        yield dataclasses.replace(
-            leaves.token_table("lm_head.weight", spec.vocab_size, embed_size), unit_rows=spec.lm_head_unit_rows
-        )
-    if spec.lm_head_bias:
-        shape = (spec.vocab_size,)
-        none = partial(leaves.filled, shape, 0.0) if spec.kind == "encoder_decoder" else None
-        yield Param(name="lm_head.bias", shape=shape, kind="vector", shard="vocab", compute=none)
+        for dense in spec.pooler.dense:
+            at.dense(dense)
+    elif not is_encoder:
+        _head(at, spec, size)
 
 
-def _encoder(spec: ModelSpec) -> Iterator[Param]:
-    hidden = spec.hidden_size
-    size = spec.embed_size or hidden
-    num_inputs = spec.num_features
+def _embeddings(at: Declaration, spec: ModelSpec, size: int) -> None:
+    """What comes before the layers. size: of embeddings."""
+    hidden, is_encoder, num_inputs = spec.hidden_size, spec.kind == "encoder", spec.num_features
     for n, convolution in enumerate(spec.convolutions):
-        size_in = convolution.kernel * num_inputs
-        yield from leaves.linear(f"convolutions.{n}", hidden, size_in, "replicated", True, quantizable=False)
+        at.linear(f"convolutions.{n}", hidden, convolution.kernel * num_inputs, bias=True, quantizable=False)
         num_inputs = hidden
     if not spec.num_features and not spec.shares_embedding:
-        yield leaves.token_table("embed_tokens.weight", spec.vocab_size, size)
+        num_tokens = spec.vocab_size + spec.num_extra_tokens
+        at.add("embed_tokens.weight", num_tokens, size, kind="embedding", shard="vocab", quantizable=True)
+    if spec.embed_size and not is_encoder:
+        at.linear("project_in", hidden, size)
+    size = size if is_encoder else hidden
     if spec.num_token_types:
-        yield Param(name="embed_token_types.weight", shape=(spec.num_token_types, size), kind="embedding")
-    yield from _positions(spec, size)
+        at.add("embed_token_types.weight", spec.num_token_types, size, kind="embedding")
+    if rows := spec.num_learned_positions:
+        table = partial(sinusoids, spec, size) if spec.sinusoids else None
+        at.add("embed_positions.weight", rows, size, kind="embedding", compute=table)
     if spec.embed_norm:
-        yield from leaves.norm(spec.norm, "embed_norm", size)
-    if spec.num_relative_buckets and not spec.relative_bias_by_layer:
-        yield _relative_bias(spec, "")
+        at.norm(spec.norm, "embed_norm", size)
+    if own_size := spec.layer_input_size * spec.num_layers:
+        at.add("embed_layers.weight", spec.vocab_size, own_size, kind="embedding", shard="vocab", quantizable=True)
+        at.linear("embed_layers_proj", own_size, hidden)
+        at.norm(spec.norm, "embed_layers_norm", spec.layer_input_size)
+    if spec.altup is not None:
+        for way in ("in", "out"):
+            for n in range(spec.altup.num_streams - 1):
+                at.linear(f"altup_{way}.{n}", hidden, hidden)
+
+
+def _head(at: Declaration, spec: ModelSpec, size: int) -> None:
+    """From hidden states to logits. size: of embeddings."""
     if spec.embed_size:
-        yield from leaves.linear("embed_in", hidden, size, "replicated", True)
-    for n, rope in enumerate(distinct_ropes(spec)):
-        yield from leaves.rope(rope, f"rope.{n}")
-    for i, layer in enumerate(spec.layers):
-        yield from _layer(layer, f"layers.{i}", spec)
-    if spec.final_norm:
-        yield from leaves.norm(spec.norm, "final_norm", hidden)
-    if spec.pooler is not None:
-        yield from _head(spec.pooler)
+        at.linear("project_out", size, spec.hidden_size)
+    if spec.head_transform is not None:
+        at.dense(spec.head_transform)
+    if not spec.tie_word_embeddings:
+        unit_rows = spec.lm_head_unit_rows
+        at.add(
+            "lm_head.weight",
+            spec.vocab_size,
+            size,
+            kind="linear",
+            shard="vocab",
+            quantizable=True,
+            unit_rows=unit_rows,
+        )
+    if spec.lm_head_bias:
+        none = partial(filled, (spec.vocab_size,), 0.0) if spec.kind == "encoder_decoder" else None
+        at.add("lm_head.bias", spec.vocab_size, shard="vocab", compute=none)
 
 
 def image_params(vision: VisionSpec) -> tuple[Param, ...]:
     """What reads images: encoder and projectors."""
-    return tuple(_vision(vision))
-
-
-def _vision(vision: VisionSpec) -> Iterator[Param]:
-    encoder = vision.encoder
-    hidden = encoder.hidden_size
-    yield from leaves.linear(
-        "vision.embed_patches", hidden, encoder.num_features, "replicated", vision.patch_bias, quantizable=False
-    )
+    at, encoder, hidden = Declaration("vision."), vision.encoder, vision.encoder.hidden_size
+    at.linear("embed_patches", hidden, encoder.num_features, bias=vision.patch_bias, quantizable=False)
     if vision.patch_norm is not None:
-        yield from leaves.norm(vision.patch_norm, "vision.patch_norm", hidden)
+        at.norm(vision.patch_norm, "patch_norm", hidden)
     if vision.has_class:
-        yield Param(name="vision.embed_class.weight", shape=(1, hidden), kind="vector")
+        at.add("embed_class.weight", 1, hidden)
+    model = Declaration(params=at.params)
     if vision.has_newline:
-        rows = vision.projector.dense[-1].out_features
-        yield Param(name="projector.newline.weight", shape=(1, rows), kind="vector")
+        model.add("projector.newline.weight", 1, vision.projector.dense[-1].out_features)
     num_places = len(vision.tile_shapes) and (len(vision.tile_shapes) + 1) * vision.max_tiles
-    parts = {"tiles": num_places, "tile_patches": num_places * encoder.num_learned_positions}
+    rows = {"tiles": num_places, "tile_patches": num_places * encoder.num_learned_positions}
     if vision.num_corners or num_places:
-        yield Param(
-            name="vision.embed_corners.weight",
-            shape=(vision.num_corners + sum(parts.values()), hidden),
-            kind="embedding",
-            parts=tuple(Part(name=f"vision.embed_{name}.weight", rows=n) for name, n in parts.items() if n),
-        )
-    yield from (_prefixed(param, "vision.") for param in _encoder(encoder))
+        parts = at.parts({f"embed_{name}.weight": count for name, count in rows.items() if count})
+        count = vision.num_corners + sum(rows.values())
+        at.add("embed_corners.weight", count, hidden, kind="embedding", parts=parts)
+    _model(at, encoder)
     if vision.second is not None:
-        yield from (_prefixed(param, "second.") for param in _encoder(vision.second))
+        _model(model.inside("second"), vision.second)
     if attn := next((layer.attn for layer in encoder.layers if layer.attn.has_padding), None):
-        marks = partial(_marks, attn.num_heads)
-        yield Param(name="vision.marks.weight", shape=(2, attn.num_heads * 8), kind="embedding", compute=marks)
-    for param in _projector(vision, vision.projector, "projector"):
-        yield dataclasses.replace(param, num_joined=len(vision.joined))
+        size = attn.num_heads * 8
+        at.add("marks.weight", 2, size, kind="embedding", compute=partial(_marks, attn.num_heads))
+    _projector(model.inside("projector"), vision, vision.projector, num_joined=len(vision.joined))
     for n, (_, projector) in enumerate(vision.taps):
-        yield from _projector(vision, projector, f"taps.{n}")
+        _projector(model.inside(f"taps.{n}"), vision, projector)
+    return tuple(at.params)
 
 
-def _projector(vision: VisionSpec, projector: ProjectorSpec, prefix: str) -> Iterator[Param]:
-    hidden = vision.encoder.hidden_size
+def _projector(at: Declaration, vision: VisionSpec, projector: ProjectorSpec, num_joined: int = 0) -> None:
+    """num_joined: see Param."""
+    hidden, start = vision.encoder.hidden_size, len(at.params)
     if projector.patch_norm is not None:
-        yield from leaves.norm(projector.patch_norm, f"{prefix}.patch_norm", hidden)
+        at.norm(projector.patch_norm, "patch_norm", hidden)
     if projector.norm is not None:
-        yield from leaves.norm(
-            projector.norm, f"{prefix}.norm", hidden * (1 if projector.is_mean else vision.merge**2)
-        )
+        at.norm(projector.norm, "norm", hidden * (1 if projector.is_mean else vision.merge**2))
     for dense in projector.dense:
-        yield from _dense(dense, f"{prefix}.")
-
-
-def _dense(dense: DenseSpec, prefix: str = "") -> Iterator[Param]:
-    name, rows, cols = f"{prefix}{dense.name}", dense.out_features, dense.in_features
-    if dense.gated:
-        halves = {"gate_proj": rows, "up_proj": rows}
-        for param in leaves.fused(f"{name}.gate_up_proj", name, halves, cols, dense.bias, 1):
-            yield dataclasses.replace(param, shard="replicated", quantizable=False)
-    else:
-        yield from leaves.linear(name, rows, cols, "replicated", dense.bias, quantizable=False)
-    if dense.norm is not None:
-        yield from leaves.norm(dense.norm, f"{name}_norm", rows)
+        at.dense(dense)
+    at.params[start:] = [replace(param, num_joined=num_joined) for param in at.params[start:]]
 
 
 def _minus_factor(start: float, size: int, *vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """The factor of differential attention, negative, [size]: of the products of two pairs of learned vectors."""
     q1, k1, q2, k2 = vectors
-    return leaves.filled((size,), -(np.exp(q1 @ k1) - np.exp(q2 @ k2) + start))
+    return filled((size,), float(-(np.exp(q1 @ k1) - np.exp(q2 @ k2) + start)))
 
 
 def _rows(values: tuple[int, ...], size: int) -> npt.NDArray[np.float32]:
@@ -237,250 +213,213 @@ def _marks(num_heads: int) -> npt.NDArray[np.float32]:
     return marks.reshape(2, -1)
 
 
-def _prefixed(param: Param, prefix: str) -> Param:
-    parts = tuple(dataclasses.replace(part, name=prefix + part.name) for part in param.parts)
-    return dataclasses.replace(param, name=prefix + param.name, parts=parts)
+def _relative_bias(at: Declaration, spec: ModelSpec) -> None:
+    at.add("relative_bias.weight", spec.num_relative_buckets, spec.layers[0].attn.num_heads)
 
 
-def _positions(spec: ModelSpec, size: int) -> Iterator[Param]:
-    if spec.num_learned_positions:
-        shape = (spec.num_learned_positions, size)
-        table = partial(sinusoids, spec, size) if spec.sinusoids else None
-        yield Param(name="embed_positions.weight", shape=shape, kind="embedding", compute=table)
-
-
-def _relative_bias(spec: ModelSpec, prefix: str) -> Param:
-    shape = (spec.num_relative_buckets, spec.layers[0].attn.num_heads)
-    return Param(name=f"{prefix}relative_bias.weight", shape=shape, kind="vector")
-
-
-def _cross(cross: CrossSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+def _cross(at: Declaration, cross: CrossSpec, hidden_size: int) -> None:
     size, kv_size = cross.num_heads * cross.head_dim, cross.num_kv_heads * cross.head_dim
-    yield from leaves.linear(f"{prefix}.q_proj", size, hidden_size, "column", cross.bias)
+    at.linear("q_proj", size, hidden_size, "column", cross.bias)
     rows = {"k_proj": kv_size, "v_proj": kv_size}
-    yield from leaves.fused(f"{prefix}.kv_proj", prefix, rows, hidden_size, cross.bias, cross.num_kv_heads)
-    yield from leaves.linear(f"{prefix}.o_proj", hidden_size, size, "row", cross.bias)
+    at.fused("kv_proj", rows, hidden_size, cross.bias, num_groups=cross.num_kv_heads)
+    at.linear("o_proj", hidden_size, size, "row", cross.bias)
     for name in ("q_norm", "k_norm") if cross.qk_norm is not None else ():
-        yield Param(name=f"{prefix}.{name}.weight", shape=(cross.head_dim,), kind="vector")
+        at.add(f"{name}.weight", cross.head_dim)
     for name in ("gate", "mlp_gate") if cross.gated else ():
-        yield Param(name=f"{prefix}.{name}", shape=(hidden_size,), kind="vector")
+        at.add(name, hidden_size)
 
 
-def _head(pooler: PoolerSpec) -> Iterator[Param]:
-    for dense in pooler.dense:
-        yield from _dense(dense)
-
-
-def _layer(layer: LayerSpec, prefix: str, spec: ModelSpec) -> Iterator[Param]:
-    hidden, norms_output = spec.hidden_size, layer.post_norm or layer.norm_after_add
+def _layer(at: Declaration, layer: LayerSpec, layer_idx: int, spec: ModelSpec) -> None:
+    hidden, norm, norms_output = spec.hidden_size, spec.norm, layer.post_norm or layer.norm_after_add
     if layer.has_attention or layer.mixer is not None:
         if layer.pre_norm and layer.attn_pre_norm:
-            yield from leaves.norm(spec.norm, f"{prefix}.attn_norm", hidden)
-        if layer.attn.latent is not None:
-            yield from _latent_attention(layer.attn, layer.attn.latent, f"{prefix}.attn", hidden)
-        elif layer.shared is not None:
-            yield from _shared(layer.shared, layer.attn, prefix, hidden, spec.norm)
+            at.norm(norm, "attn_norm", hidden)
+        if layer.shared is not None:
+            _shared(at, layer.shared, layer.attn, layer_idx, hidden, norm)
         elif layer.has_attention:
-            yield from _attention(layer.attn, f"{prefix}.attn", hidden)
+            _attention(at.inside("attn"), layer.attn, hidden, hidden)
         if layer.mixer is not None:
-            yield from mixer_params(layer.mixer, f"{prefix}.mixer", hidden)
+            declare_mixer(at.inside("mixer"), layer.mixer, hidden)
             if layer.mixer.mlp_size:
-                yield from leaves.norm(spec.norm, f"{prefix}.mlp_norm", hidden)
-                yield from channel_mix_params(layer.mixer, f"{prefix}.mlp", hidden)
+                at.norm(norm, "mlp_norm", hidden)
+                declare_channel_mix(at.inside("mlp"), layer.mixer, hidden)
         if spec.relative_bias_by_layer:
-            yield _relative_bias(spec, f"{prefix}.attn.")
+            _relative_bias(at.inside("attn"), spec)
         if norms_output:
-            yield from leaves.norm(spec.norm, f"{prefix}.attn_post_norm", hidden)
+            at.norm(norm, "attn_post_norm", hidden)
     if layer.cross is not None:
         if layer.pre_norm:
-            yield from leaves.norm(spec.norm, f"{prefix}.cross_norm", hidden)
-        yield from _cross(layer.cross, f"{prefix}.cross", hidden)
+            at.norm(norm, "cross_norm", hidden)
+        _cross(at.inside("cross"), layer.cross, hidden)
         if norms_output:
-            yield from leaves.norm(spec.norm, f"{prefix}.cross_post_norm", hidden)
+            at.norm(norm, "cross_post_norm", hidden)
     if not layer.has_feed_forward:
         return
     if layer.pre_norm and not layer.shared_norm:
-        yield from leaves.norm(spec.norm, f"{prefix}.mlp_norm", hidden)
+        at.norm(norm, "mlp_norm", hidden)
     has_both = layer.moe_beside or layer.moe_ahead
     if layer.moe is None or has_both:
-        yield from _mlp(layer.mlp, f"{prefix}.mlp", hidden)
+        _mlp(at.inside("mlp"), layer.mlp, hidden)
     if layer.moe is not None:
-        yield from _moe(layer.moe, f"{prefix}.{'moe' if has_both else 'mlp'}", hidden)
+        _moe(at.inside("moe" if has_both else "mlp"), layer.moe, hidden)
     if layer.moe_beside:
         for name in ("mlp_out_norm", "moe.router_norm", "moe_norm", "moe_out_norm"):
-            yield from leaves.norm(spec.norm, f"{prefix}.{name}", hidden)
+            at.norm(norm, name, hidden)
     if norms_output:
-        yield from leaves.norm(spec.norm, f"{prefix}.mlp_post_norm", hidden)
+        at.norm(norm, "mlp_post_norm", hidden)
     if size := spec.layer_input_size:
-        yield from leaves.linear(f"{prefix}.input_gate", size, hidden, "replicated", False)
-        yield from leaves.linear(f"{prefix}.input_proj", hidden, size, "replicated", False)
-        yield from leaves.norm(spec.norm, f"{prefix}.input_norm", hidden)
+        at.linear("input_gate", size, hidden)
+        at.linear("input_proj", hidden, size)
+        at.norm(norm, "input_norm", hidden)
     if spec.altup is not None:
-        yield from _altup(spec.altup, f"{prefix}.altup", hidden, spec.norm)
+        _altup(at.inside("altup"), spec.altup, hidden, norm)
     if rank := layer.laurel_rank:
-        yield from leaves.linear(f"{prefix}.laurel.in_proj", rank, hidden, "replicated", False)
-        yield from leaves.linear(f"{prefix}.laurel.out_proj", hidden, rank, "replicated", False)
-        yield from leaves.norm(spec.norm, f"{prefix}.laurel.norm", hidden)
+        at.linear("laurel.in_proj", rank, hidden)
+        at.linear("laurel.out_proj", hidden, rank)
+        at.norm(norm, "laurel.norm", hidden)
     if layer.has_scalar:
-        yield Param(name=f"{prefix}.scalar", shape=(hidden,), kind="vector")
+        at.add("scalar", hidden)
 
 
-def _altup(altup: AltUpSpec, prefix: str, hidden_size: int, norm: NormSpec) -> Iterator[Param]:
+def _altup(at: Declaration, altup: AltUpSpec, hidden_size: int, norm: NormSpec) -> None:
     """What mixes the streams: small, and all else depends on it."""
     num = altup.num_streams
-    yield from leaves.norm(norm, f"{prefix}.router_norm", hidden_size)
-    for name, rows, columns in (("router", num, hidden_size), ("predict", num * num, num), ("correct", num, num)):
-        yield from leaves.linear(f"{prefix}.{name}", rows, columns, "replicated", False, quantizable=False)
-    yield Param(name=f"{prefix}.scale", shape=(hidden_size,), kind="vector")
+    at.norm(norm, "router_norm", hidden_size)
+    at.linear("router", num, hidden_size, quantizable=False)
+    at.linear("predict", num * num, num, quantizable=False)
+    at.linear("correct", num, num, quantizable=False)
+    at.add("scale", hidden_size)
 
 
-def _attention(attn: AttentionSpec, prefix: str, hidden_size: int, out_size: int = 0) -> Iterator[Param]:
-    """out_size: of the output, if it is not that of the input."""
+def _attention(at: Declaration, attn: AttentionSpec, hidden_size: int, out_size: int) -> None:
+    """hidden_size: of the input, out_size: of the output."""
+    if attn.latent is not None:
+        _latent_attention(at, attn, attn.latent, hidden_size)
+        return
     num_heads, num_kv_heads = attn.num_own_heads, attn.num_own_kv_heads
     query_rows, kv_rows = num_heads * attn.head_dim, num_kv_heads * attn.head_dim
     out_rows, value_rows = (heads * (attn.v_head_dim or attn.head_dim) for heads in (num_heads, num_kv_heads))
     rows = {"q_proj": query_rows * (2 if attn.gate_in_query else 1)}
     if attn.kv_layer < 0:
         rows |= {"k_proj": kv_rows} if attn.value_is_key else {"k_proj": kv_rows, "v_proj": value_rows}
-    yield from leaves.fused(f"{prefix}.qkv_proj", prefix, rows, hidden_size, attn.qkv_bias, num_kv_heads)
+    at.fused("qkv_proj", rows, hidden_size, attn.qkv_bias, num_groups=num_kv_heads)
     if attn.qk_norm is not None:
-        yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.q_norm", num_heads)
+        _heads_norm(at, attn, attn.qk_norm, "q_norm", num_heads)
         if attn.kv_layer < 0:
-            yield from _heads_norm(attn, attn.qk_norm, f"{prefix}.k_norm", num_kv_heads)
-    yield from _position_biases(attn, prefix)
-    if attn.difference:
-        parts = tuple(Part(name=f"{prefix}.lambda_{name}", rows=attn.head_dim) for name in ("q1", "k1", "q2", "k2"))
-        combine = partial(_minus_factor, attn.difference, out_rows // 2)
-        yield Param(name=f"{prefix}.difference", shape=(out_rows // 2,), kind="vector", parts=parts, combine=combine)
-    if attn.gated:
-        gate_rows = attn.num_heads if attn.gate_by_head else out_rows
-        yield from leaves.linear(f"{prefix}.gate_proj", gate_rows, hidden_size, "column", False)
-    if attn.out_norm is not None and attn.out_norm.weight:
-        yield from leaves.norm(attn.out_norm, f"{prefix}.out_norm", out_rows)
-    yield from leaves.linear(f"{prefix}.o_proj", out_size or hidden_size, out_rows, "row", attn.o_bias)
-
-
-def _heads_norm(attn: AttentionSpec, norm: NormSpec, name: str, num_heads: int) -> Iterator[Param]:
-    size = attn.head_dim if attn.qk_norm_over == "head" else num_heads * attn.head_dim
-    for param in leaves.norm(norm, name, size):
-        if attn.qk_norm_over != "heads":
-            yield param
-            continue
-        leaf = param.name.removeprefix(name)
-        heads = tuple(Part(name=f"{name}.{head}{leaf}", rows=attn.head_dim) for head in range(num_heads))
-        yield dataclasses.replace(param, num_stacked=num_heads, parts=heads, shard="column")
-
-
-def _position_biases(attn: AttentionSpec, prefix: str) -> Iterator[Param]:
-    shape = (attn.num_heads,)
+            _heads_norm(at, attn, attn.qk_norm, "k_norm", num_kv_heads)
     if attn.alibi_max_bias:
-        yield Param(
-            name=f"{prefix}.alibi_slopes",
-            shape=shape,
-            kind="constant",
-            shard="column",
-            compute=lambda: alibi_slopes(attn),
-        )
+        at.constant("alibi_slopes", attn.num_heads, compute=lambda: alibi_slopes(attn), shard="column")
     if attn.sinks:
-        yield Param(name=f"{prefix}.sinks", shape=shape, kind="vector", shard="column")
+        at.add("sinks", attn.num_heads, shard="column")
+    if attn.difference:
+        parts = at.parts({f"lambda_{name}": attn.head_dim for name in ("q1", "k1", "q2", "k2")})
+        combine = partial(_minus_factor, attn.difference, out_rows // 2)
+        at.add("difference", out_rows // 2, parts=parts, combine=combine)
+    if attn.gated:
+        at.linear("gate_proj", attn.num_heads if attn.gate_by_head else out_rows, hidden_size, "column")
+    if attn.out_norm is not None:
+        at.norm(attn.out_norm, "out_norm", out_rows)
+    at.linear("o_proj", out_size, out_rows, "row", attn.o_bias)
 
 
-def _latent_attention(attn: AttentionSpec, latent: LatentSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
-    query_rows = attn.num_heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
-    if latent.q_lora_rank:
-        yield from leaves.linear(f"{prefix}.q_a_proj", latent.q_lora_rank, hidden_size, "replicated", latent.bias)
-        yield from leaves.norm(latent.norm, f"{prefix}.q_a_norm", latent.q_lora_rank)
-        yield from leaves.linear(f"{prefix}.q_b_proj", query_rows, latent.q_lora_rank, "column", False)
+def _heads_norm(at: Declaration, attn: AttentionSpec, norm: NormSpec, name: str, num_heads: int) -> None:
+    if attn.qk_norm_over == "heads":
+        heads = at.parts({f"{name}.{head}.weight": attn.head_dim for head in range(num_heads)})
+        size = num_heads * attn.head_dim
+        at.add(f"{name}.weight", size, parts=heads, shard="column", num_stacked=num_heads, plus_one=norm.plus_one)
     else:
-        yield from leaves.linear(f"{prefix}.q_proj", query_rows, hidden_size, "column", False)
-    yield from leaves.linear(f"{prefix}.kv_a_proj", attn.head_dim, hidden_size, "replicated", latent.bias)
-    yield from leaves.norm(latent.norm, f"{prefix}.kv_a_norm", latent.kv_lora_rank)
-    kv_rows = attn.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-    yield Param(
-        name=f"{prefix}.kv_b_proj.weight",
-        shape=(kv_rows, latent.kv_lora_rank),
-        kind="stacked",
-        shard="column",
-        num_stacked=attn.num_heads,
-    )
-    yield from leaves.linear(f"{prefix}.o_proj", hidden_size, attn.num_heads * latent.v_head_dim, "row", attn.o_bias)
+        at.norm(norm, name, attn.head_dim if attn.qk_norm_over == "head" else num_heads * attn.head_dim)
 
 
-def _shared(shared: SharedSpec, attn: AttentionSpec, layer: str, hidden_size: int, norm: NormSpec) -> Iterator[Param]:
+def _latent_attention(at: Declaration, attn: AttentionSpec, latent: LatentSpec, hidden_size: int) -> None:
+    query_rows = attn.num_heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+    if rank := latent.q_lora_rank:
+        at.linear("q_a_proj", rank, hidden_size, bias=latent.bias)
+        at.norm(latent.norm, "q_a_norm", rank)
+        at.linear("q_b_proj", query_rows, rank, "column")
+    else:
+        at.linear("q_proj", query_rows, hidden_size, "column")
+    at.linear("kv_a_proj", attn.head_dim, hidden_size, bias=latent.bias)
+    at.norm(latent.norm, "kv_a_norm", latent.kv_lora_rank)
+    num, kv_rows = attn.num_heads, attn.num_heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    at.add("kv_b_proj.weight", kv_rows, latent.kv_lora_rank, kind="stacked", shard="column", num_stacked=num)
+    at.linear("o_proj", hidden_size, attn.num_heads * latent.v_head_dim, "row", attn.o_bias)
+
+
+def _shared(
+    layer: Declaration, shared: SharedSpec, attn: AttentionSpec, layer_idx: int, hidden_size: int, norm: NormSpec
+) -> None:
     """What is the layer's own, and the block itself with the layer that keeps it."""
-    prefix, size = f"layers.{shared.owner}.shared", shared.mlp.intermediate_size
-    if layer == f"layers.{shared.owner}":
-        yield from leaves.norm(norm, f"{prefix}.attn_norm", 2 * hidden_size)
-        yield from _attention(attn, f"{prefix}.attn", 2 * hidden_size, hidden_size)
-        yield from leaves.norm(norm, f"{prefix}.mlp_norm", hidden_size)
-        yield from _mlp(shared.mlp, f"{prefix}.mlp", hidden_size)
+    at, size = Declaration(f"layers.{shared.owner}.shared.", layer.params), shared.mlp.intermediate_size
+    if layer_idx == shared.owner:
+        at.norm(norm, "attn_norm", 2 * hidden_size)
+        _attention(at.inside("attn"), attn, 2 * hidden_size, hidden_size)
+        at.norm(norm, "mlp_norm", hidden_size)
+        _mlp(at.inside("mlp"), shared.mlp, hidden_size)
     query, keys = attn.num_heads * attn.head_dim, attn.num_kv_heads * attn.head_dim
     adapters = [("mlp.adapter", hidden_size, 2 * size)]
     if shared.has_attn_adapter:
         outs = (query, keys, keys)
         adapters += [(f"attn.{name}_adapter", 2 * hidden_size, out) for name, out in zip("qkv", outs, strict=True)]
     for name, in_features, out in adapters:
-        rank, number = shared.adapter_rank, shared.number
-        yield from leaves.linear(f"{prefix}.{name}_in.{number}", rank, in_features, "replicated", False)
-        yield from leaves.linear(f"{prefix}.{name}_out.{number}", out, rank, "replicated", False)
-    yield from leaves.linear(f"{layer}.shared.out_proj", hidden_size, hidden_size, "replicated", False)
+        at.linear(f"{name}_in.{shared.number}", shared.adapter_rank, in_features)
+        at.linear(f"{name}_out.{shared.number}", out, shared.adapter_rank)
+    layer.linear("shared.out_proj", hidden_size, hidden_size)
 
 
-def _mlp(mlp: MlpSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+def _mlp(at: Declaration, mlp: MlpSpec, hidden_size: int) -> None:
     size = mlp.intermediate_size
     if mlp.gated:
-        rows = {"gate_proj": size, "up_proj": size}
-        yield from leaves.fused(f"{prefix}.gate_up_proj", prefix, rows, hidden_size, mlp.bias, size)
+        at.fused("gate_up_proj", {"gate_proj": size, "up_proj": size}, hidden_size, mlp.bias, num_groups=size)
     else:
-        yield from leaves.linear(f"{prefix}.up_proj", size, hidden_size, "column", mlp.bias)
+        at.linear("up_proj", size, hidden_size, "column", mlp.bias)
     if mlp.sparsity:
-        cut = partial(leaves.filled, (size,), -NormalDist().inv_cdf(mlp.sparsity))
-        yield Param(name=f"{prefix}.cut", shape=(size,), kind="constant", compute=cut)
+        at.constant("cut", size, compute=partial(filled, (size,), -NormalDist().inv_cdf(mlp.sparsity)))
     if mlp.xielu:
         for name, alpha in zip("pn", mlp.xielu_alphas or (None, None), strict=True):
-            known = None if alpha is None else partial(leaves.filled, (1,), alpha)
-            yield Param(name=f"{prefix}.act.alpha_{name}", shape=(1,), kind="vector", compute=known)
+            at.add(f"act.alpha_{name}", 1, compute=None if alpha is None else partial(filled, (1,), alpha))
     if mlp.inner_norm is not None:
-        yield from leaves.norm(mlp.inner_norm, f"{prefix}.inner_norm", size)
-    yield from leaves.linear(f"{prefix}.down_proj", hidden_size, size, "row", mlp.bias)
+        at.norm(mlp.inner_norm, "inner_norm", size)
+    at.linear("down_proj", hidden_size, size, "row", mlp.bias)
 
 
-def _moe(moe: MoeSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
-    num_experts, size = moe.num_experts, moe.intermediate_size
-    num_scores = num_experts + moe.num_identities
+def _moe(at: Declaration, moe: MoeSpec, hidden_size: int) -> None:
+    num_scores = moe.num_experts + moe.num_identities
     # A wrong expert is worse than a wrong digit, and these are small.
-    yield from leaves.linear(
-        f"{prefix}.router", num_scores, hidden_size, "replicated", moe.router_bias, quantizable=False
-    )
+    at.linear("router", num_scores, hidden_size, bias=moe.router_bias, quantizable=False)
     if moe.has_correction:
-        zeros = partial(leaves.filled, (num_scores,), 0.0) if moe.may_lack_correction else None
-        yield Param(name=f"{prefix}.router.correction", shape=(num_scores,), kind="vector", compute=zeros)
-    expert_size = moe.latent_size or hidden_size
-    up = ("gate_up_proj", ("gate_proj", "up_proj")) if moe.gated else ("up_proj", ("up_proj",))
-    for name, pieces, rows, columns in ((*up, size, expert_size), ("down_proj", ("down_proj",), expert_size, size)):
-        for leaf in ("weight", "bias") if moe.bias else ("weight",):
-            parts = tuple(
-                Part(name=f"{prefix}.experts.{expert}.{piece}.{leaf}", rows=rows)
-                for expert in range(num_experts)
-                for piece in pieces
-            )
-            out = num_experts * len(pieces) * rows
-            yield Param(
-                name=f"{prefix}.experts.{name}.{leaf}",
-                shape=(out, columns) if leaf == "weight" else (out,),
-                kind="stacked" if leaf == "weight" else "vector",
-                shard="expert",
-                parts=parts,
-                num_groups=rows,
-                num_stacked=num_experts,
-                quantizable=leaf == "weight",
-            )
+        zeros = partial(filled, (num_scores,), 0.0) if moe.may_lack_correction else None
+        at.add("router.correction", num_scores, compute=zeros)
+    size, expert_size = moe.intermediate_size, moe.latent_size or hidden_size
+    if moe.gated:
+        _experts(at, moe, "gate_up_proj", ("gate_proj", "up_proj"), size, expert_size)
+    else:
+        _experts(at, moe, "up_proj", ("up_proj",), size, expert_size)
+    _experts(at, moe, "down_proj", ("down_proj",), expert_size, size)
     if moe.latent_size:
-        yield from leaves.linear(f"{prefix}.latent_in", moe.latent_size, hidden_size, "replicated", False)
-        yield from leaves.linear(f"{prefix}.latent_out", hidden_size, moe.latent_size, "replicated", False)
+        at.linear("latent_in", moe.latent_size, hidden_size)
+        at.linear("latent_out", hidden_size, moe.latent_size)
     if moe.shared is not None:
-        yield from _mlp(moe.shared, f"{prefix}.shared", hidden_size)
+        _mlp(at.inside("shared"), moe.shared, hidden_size)
     if moe.out_norm is not None:
-        yield from leaves.norm(moe.out_norm, f"{prefix}.out_norm", hidden_size)
+        at.norm(moe.out_norm, "out_norm", hidden_size)
     if moe.shared_gated:
-        yield from leaves.linear(f"{prefix}.shared_gate", 1, hidden_size, "replicated", False, quantizable=False)
+        at.linear("shared_gate", 1, hidden_size, quantizable=False)
+
+
+def _experts(at: Declaration, moe: MoeSpec, name: str, pieces: tuple[str, ...], rows: int, columns: int) -> None:
+    """One projection of all experts. pieces: what it is made of, `rows` each."""
+    num, out = moe.num_experts, moe.num_experts * len(pieces) * rows
+    shapes = {"weight": (out, columns), "bias": (out,)}
+    for leaf in ("weight", "bias") if moe.bias else ("weight",):
+        is_weight = leaf == "weight"
+        at.add(
+            f"experts.{name}.{leaf}",
+            *shapes[leaf],
+            kind="stacked" if is_weight else "vector",
+            shard="expert",
+            parts=at.parts({f"experts.{j}.{piece}.{leaf}": rows for j in range(num) for piece in pieces}),
+            num_groups=rows,
+            num_stacked=num,
+            quantizable=is_weight,
+        )

@@ -1,137 +1,123 @@
 """The parameters of recurrences that stand in the place of attention."""
 
-import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from . import leaves
+from .declaration import Declaration, filled
 from .mixer import conv_channels
-from .params import Param, Part
 from .spec import MixerSpec
 
 
-def mixer_params(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
+def declare_mixer(at: Declaration, mixer: MixerSpec, hidden_size: int) -> None:
     """Of a layer's mixer, in the order in which it reads them."""
     heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
-    channels = conv_channels(mixer)
-    vectors: dict[str, tuple[int, ...]] = {}
     if mixer.kind not in ("lightning", "wkv"):
         rows = {"q": keys, "k": keys, "v": size} if mixer.kind == "delta" else {}
-        parts = tuple(Part(name=f"{prefix}.{name}_conv.weight", rows=count) for name, count in rows.items())
-        yield Param(name=f"{prefix}.conv.weight", shape=(channels, 1, mixer.conv_width), kind="vector", parts=parts)
-        vectors |= {"conv.bias": (channels,)} if mixer.conv_bias else {}
+        parts = at.parts({f"{name}_conv.weight": count for name, count in rows.items()})
+        at.add("conv.weight", conv_channels(mixer), 1, mixer.conv_width, parts=parts)
+        if mixer.conv_bias:
+            at.add("conv.bias", conv_channels(mixer))
     match mixer.kind:
         case "delta":
-            yield from _delta(mixer, prefix, hidden_size)
-            vectors |= {"a_log": (heads,), "dt_bias": (heads * (mixer.state_size if mixer.decay_rank else 1),)}
+            _delta(at, mixer, hidden_size)
         case "lightning":
-            rows = {f"{name}_proj": size for name in "qkv"}
-            [fused] = leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, heads)
-            yield dataclasses.replace(fused, shard="replicated")
-            yield from leaves.linear(f"{prefix}.gate_proj", size, hidden_size, "replicated", False)
-            yield from _lightning_constants(mixer, prefix)
-            vectors |= {"norm.weight": (size,)}
+            _lightning(at, mixer, hidden_size)
         case "mamba2":
-            yield from leaves.linear(
-                f"{prefix}.in_proj", 2 * size + 2 * keys + heads, hidden_size, "replicated", mixer.bias
-            )
-            vectors |= {"a_log": (heads,), "d": (heads,), "dt_bias": (heads,)}
+            at.linear("in_proj", 2 * size + 2 * keys + heads, hidden_size, bias=mixer.bias)
+            for name in ("a_log", "d", "dt_bias"):
+                at.add(name, heads)
             if mixer.norm is not None:
-                vectors["norm.weight"] = (size,)
+                at.add("norm.weight", size)
         case "mamba":
-            yield from leaves.linear(f"{prefix}.in_proj", 2 * size, hidden_size, "replicated", mixer.bias)
-            # Small, and what they make decides how long a state lasts.
-            size_out = mixer.dt_rank + 2 * keys
-            yield from leaves.linear(f"{prefix}.x_proj", size_out, size, "replicated", False, quantizable=False)
-            yield from leaves.linear(f"{prefix}.dt_proj", size, mixer.dt_rank, "replicated", False, quantizable=False)
-            vectors |= {"a_log": (heads, keys), "d": (heads,), "dt_bias": (heads,)}
-            if mixer.norm is not None:
-                for name, width in (("dt_norm", mixer.dt_rank), ("b_norm", keys), ("c_norm", keys)):
-                    yield from leaves.norm(mixer.norm, f"{prefix}.{name}", width)
+            _mamba(at, mixer, hidden_size)
         case "lru":
-            rows = {"y_proj": size, "x_proj": size}
-            for param in leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, mixer.bias, heads):
-                yield dataclasses.replace(param, shard="replicated")
-            for name in ("input_gate", "decay_gate"):
-                yield Param(
-                    name=f"{prefix}.{name}.weight",
-                    shape=(size, size // mixer.num_blocks),
-                    kind="stacked",
-                    num_stacked=mixer.num_blocks,
-                )
-            parts = (Part(name=f"{prefix}.rate", rows=size),)
-            yield Param(name=f"{prefix}.dt_bias", shape=(size,), kind="vector", parts=parts, combine=_log_rate)
-            for name in ("a_log", "d"):
-                zeros = partial(leaves.filled, (size,), 0.0)
-                yield Param(name=f"{prefix}.{name}", shape=(size,), kind="constant", compute=zeros)
-            vectors |= {"input_gate.bias": (size,), "decay_gate.bias": (size,)}
+            _lru(at, mixer, hidden_size)
         case "wkv":
-            yield from _time_mix_params(mixer, prefix, hidden_size)
+            _blends(at, hidden_size, ("k", "v", "gate"))
+            for name in ("k", "v", "gate"):
+                at.linear(f"{name}_proj", heads, hidden_size)
+            for name in ("a_log", "bonus"):
+                at.add(name, heads)
         case "conv":
-            yield from leaves.linear(f"{prefix}.in_proj", 3 * size, hidden_size, "replicated", mixer.bias)
-    for name, shape in vectors.items():
-        yield Param(name=f"{prefix}.{name}", shape=shape, kind="vector")
+            at.linear("in_proj", 3 * size, hidden_size, bias=mixer.bias)
     if mixer.multipliers:
         counts = (size, size, keys, keys, heads)
-        yield Param(
-            name=f"{prefix}.multipliers",
-            shape=(sum(counts),),
-            kind="constant",
-            compute=lambda: np.repeat(np.asarray(mixer.multipliers, np.float32), counts),
-        )
-    yield from leaves.linear(f"{prefix}.out_proj", hidden_size, size, "replicated", mixer.out_bias)
+        values = partial(np.repeat, np.asarray(mixer.multipliers, np.float32), counts)
+        at.constant("multipliers", sum(counts), compute=values)
+    at.linear("out_proj", hidden_size, size, bias=mixer.out_bias)
 
 
-def channel_mix_params(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
-    """Of the feed-forward block."""
+def declare_channel_mix(at: Declaration, mixer: MixerSpec, hidden_size: int) -> None:
+    """Of the feed-forward block of RWKV-4."""
     size = mixer.mlp_size
-    yield from _mixes(prefix, hidden_size, ("k", "gate"))
-    for name, rows, columns in (
-        ("up_proj", size, hidden_size),
-        ("gate_proj", hidden_size, hidden_size),
-        ("down_proj", hidden_size, size),
-    ):
-        yield from leaves.linear(f"{prefix}.{name}", rows, columns, "replicated", False)
+    _blends(at, hidden_size, ("k", "gate"))
+    at.linear("up_proj", size, hidden_size)
+    at.linear("gate_proj", hidden_size, hidden_size)
+    at.linear("down_proj", hidden_size, size)
 
 
-def _delta(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
-    heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
-    rows = {"q_proj": keys, "k_proj": keys, "v_proj": size, **({} if mixer.gate_rank else {"z_proj": size})}
-    [fused] = leaves.fused(f"{prefix}.in_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
-    larger = (Part(name=f"{prefix}.qkv_proj.weight", rows=2 * keys + size), *fused.parts[3:])
-    yield dataclasses.replace(fused, larger_parts=larger, shard="replicated")
-    rows = {"beta_proj": heads, **({} if mixer.decay_rank else {"dt_proj": heads})}
-    yield from leaves.fused(f"{prefix}.gates_proj", prefix, rows, hidden_size, False, mixer.num_key_heads)
-    for name, rank, out in (
-        ("decay", mixer.decay_rank, heads * mixer.state_size),
-        ("gate", mixer.gate_rank, size),
-    ):
-        if rank:
-            yield from leaves.linear(f"{prefix}.{name}_a_proj", rank, hidden_size, "replicated", False)
-            yield from leaves.linear(f"{prefix}.{name}_b_proj", out, rank, "replicated", False)
+def _mamba(at: Declaration, mixer: MixerSpec, hidden_size: int) -> None:
+    heads, keys, rank = mixer.num_heads, mixer.num_key_heads * mixer.state_size, mixer.dt_rank
+    at.linear("in_proj", 2 * heads, hidden_size, bias=mixer.bias)
+    # Small, and what they make decides how long a state lasts.
+    at.linear("x_proj", rank + 2 * keys, heads, quantizable=False)
+    at.linear("dt_proj", heads, rank, quantizable=False)
     if mixer.norm is not None:
-        yield from leaves.norm(mixer.norm, f"{prefix}.norm", mixer.head_dim)
+        for name, width in (("dt_norm", rank), ("b_norm", keys), ("c_norm", keys)):
+            at.norm(mixer.norm, name, width)
+    at.add("a_log", heads, keys)
+    at.add("d", heads)
+    at.add("dt_bias", heads)
 
 
-def _lightning_constants(mixer: MixerSpec, prefix: str) -> Iterator[Param]:
-    """What makes a selective state space forget at fixed rates."""
-    heads = mixer.num_heads
-    values = {
-        "a_log": np.log(mixer.slope_scale) - np.arange(1, heads + 1) * (8 * math.log(2) / heads),
-        "d": np.zeros(heads),
-        "dt_bias": np.zeros(heads),
-    }
-    for name, numbers in values.items():
-        yield Param(
-            name=f"{prefix}.{name}",
-            shape=(heads,),
-            kind="constant",
-            compute=partial(np.asarray, numbers, np.float32),
-        )
+def _delta(at: Declaration, mixer: MixerSpec, hidden_size: int) -> None:
+    heads, size, keys = mixer.num_heads, mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
+    groups, z = mixer.num_key_heads, {} if mixer.gate_rank else {"z_proj": size}
+    larger = at.parts({"qkv_proj.weight": 2 * keys + size, **{f"{name}.weight": rows for name, rows in z.items()}})
+    rows = {"q_proj": keys, "k_proj": keys, "v_proj": size, **z}
+    at.fused("in_proj", rows, hidden_size, num_groups=groups, shard="replicated", larger_parts=larger)
+    rows = {"beta_proj": heads, **({} if mixer.decay_rank else {"dt_proj": heads})}
+    at.fused("gates_proj", rows, hidden_size, num_groups=groups)
+    latents = (("decay", mixer.decay_rank, heads * mixer.state_size), ("gate", mixer.gate_rank, size))
+    for name, rank, out in latents:
+        if rank:
+            at.linear(f"{name}_a_proj", rank, hidden_size)
+            at.linear(f"{name}_b_proj", out, rank)
+    if mixer.norm is not None:
+        at.norm(mixer.norm, "norm", mixer.head_dim)
+    at.add("a_log", heads)
+    at.add("dt_bias", heads * (mixer.state_size if mixer.decay_rank else 1))
+
+
+def _lightning(at: Declaration, mixer: MixerSpec, hidden_size: int) -> None:
+    """A selective state space that forgets at fixed rates."""
+    heads, size = mixer.num_heads, mixer.num_heads * mixer.head_dim
+    rows = {f"{name}_proj": size for name in "qkv"}
+    at.fused("in_proj", rows, hidden_size, num_groups=heads, shard="replicated")
+    at.linear("gate_proj", size, hidden_size)
+    rates = np.log(mixer.slope_scale) - np.arange(1, heads + 1) * (8 * math.log(2) / heads)
+    at.constant("a_log", heads, compute=partial(np.asarray, rates, np.float32))
+    for name in ("d", "dt_bias"):
+        at.constant(name, heads, compute=partial(filled, (heads,), 0.0))
+    at.add("norm.weight", size)
+
+
+def _lru(at: Declaration, mixer: MixerSpec, hidden_size: int) -> None:
+    size, num = mixer.num_heads, mixer.num_blocks
+    at.fused(
+        "in_proj", {"y_proj": size, "x_proj": size}, hidden_size, mixer.bias, num_groups=size, shard="replicated"
+    )
+    for name in ("input_gate", "decay_gate"):
+        at.add(f"{name}.weight", size, size // num, kind="stacked", num_stacked=num)
+    at.add("dt_bias", size, parts=at.parts({"rate": size}), combine=_log_rate)
+    for name in ("a_log", "d"):
+        at.constant(name, size, compute=partial(filled, (size,), 0.0))
+    for name in ("input_gate", "decay_gate"):
+        at.add(f"{name}.bias", size)
 
 
 def _log_rate(rate: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -139,20 +125,11 @@ def _log_rate(rate: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return np.asarray(np.log(8 * np.logaddexp(0, rate)), np.float32)
 
 
-def _time_mix_params(mixer: MixerSpec, prefix: str, hidden_size: int) -> Iterator[Param]:
-    """Of the block in the place of attention, but for out_proj."""
-    yield from _mixes(prefix, hidden_size, ("k", "v", "gate"))
-    for name in ("k", "v", "gate"):
-        yield from leaves.linear(f"{prefix}.{name}_proj", mixer.num_heads, hidden_size, "replicated", False)
-    for name in ("a_log", "bonus"):
-        yield Param(name=f"{prefix}.{name}", shape=(mixer.num_heads,), kind="vector")
-
-
-def _mixes(prefix: str, hidden_size: int, names: Sequence[str]) -> Iterator[Param]:
-    shift = partial(_shift_by_one, hidden_size)
-    yield Param(name=f"{prefix}.conv.weight", shape=(hidden_size, 1, 2), kind="constant", compute=shift)
+def _blends(at: Declaration, hidden_size: int, names: Sequence[str]) -> None:
+    """Of a block that blends each token with the one before."""
+    at.constant("conv.weight", hidden_size, 1, 2, compute=partial(_shift_by_one, hidden_size))
     for name in names:
-        yield Param(name=f"{prefix}.{name}_mix", shape=(hidden_size,), kind="vector")
+        at.add(f"{name}_mix", hidden_size)
 
 
 def _shift_by_one(size: int) -> npt.NDArray[np.float32]:
