@@ -34,7 +34,7 @@ def altup_layer(
     sight: Sight,
 ) -> Streams:
     """One layer: the streams behind it. own_input: what it reads of the tokens themselves."""
-    ops, num, norm = at.ops, altup.num_streams, spec.norm
+    ops, num, norm, hidden = at.ops, altup.num_streams, spec.norm, spec.hidden_size
     factors = _factors(at.inside("altup"), spec, altup, "predict", streams[altup.active])
     predicted = [
         _sum(at, [streams[i], *(ops.mul(streams[j], factors[i * num + j]) for j in range(num))]) for i in range(num)
@@ -43,7 +43,8 @@ def altup_layer(
 
     x = at.normalize(norm, "attn_norm", active)
     block = at.normalize(norm, "attn_post_norm", attention(at.inside("attn"), layer.attn, x, sight))
-    laurel = at.linear("laurel.out_proj", at.linear("laurel.in_proj", x))
+    laurel = at.linear("laurel.in_proj", x, layer.laurel_rank, hidden)
+    laurel = at.linear("laurel.out_proj", laurel, hidden, layer.laurel_rank)
     laurel = ops.add(x, at.normalize(norm, "laurel.norm", laurel))
     x = ops.scale(_sum(at, (active, block, laurel)), 0.5**0.5)
     block = feed_forward(at.inside("mlp"), layer, at.normalize(norm, "mlp_norm", x))
@@ -52,18 +53,21 @@ def altup_layer(
     factors = _factors(at.inside("altup"), spec, altup, "correct", x)
     news = ops.add(x, ops.scale(active, -1.0))
     corrected = [_sum(at, (ops.mul(news, factors[i]), news, predicted[i])) for i in range(num)]
-    x = corrected[altup.active]
+    x, scale = corrected[altup.active], at.param("altup.scale", hidden)
     if altup.scales_output:
-        x = ops.mul(x, at.param("altup.scale"))
+        x = ops.mul(x, scale)
     read = read_input(at, spec, layer, own_input, x)
     return (corrected[0], *(ops.add(corrected[i], read) for i in range(1, num)))
 
 
 def _factors(at: Scope, spec: ModelSpec, altup: AltUpSpec, name: str, x: Array) -> tuple[Array, ...]:
     """Numbers for each token, [num_tokens, 1] each, by which streams are mixed."""
-    x = at.ops.scale(at.normalize(spec.norm, "router_norm", x), 1 / spec.hidden_size)
-    x = at.linear(name, at.ops.act(at.linear("router", x), activation="tanh"))
-    return at.ops.split(x, (1,) * altup.num_streams ** (2 if name == "predict" else 1))
+    # What mixes the streams is small, and all else depends on it.
+    ops, num, hidden = at.ops, altup.num_streams, spec.hidden_size
+    size = num * num if name == "predict" else num
+    x = ops.scale(at.normalize(spec.norm, "router_norm", x), 1 / hidden)
+    x = ops.act(at.linear("router", x, num, hidden, quantizable=False), activation="tanh")
+    return ops.split(at.linear(name, x, size, num, quantizable=False), (1,) * size)
 
 
 def _projected(scope: Scope, altup: AltUpSpec, way: str, streams: Streams) -> list[Array]:
@@ -72,7 +76,7 @@ def _projected(scope: Scope, altup: AltUpSpec, way: str, streams: Streams) -> li
     size = ops.magnitude(streams[0])
     projected: list[Array] = []
     for n in range(1, altup.num_streams):
-        x = scope.linear(f"altup_{way}.{n - 1}", streams[n])
+        x = scope.linear(f"altup_{way}.{n - 1}", streams[n], scope.hidden_size, scope.hidden_size)
         projected.append(ops.mul(ops.rms_norm(x, None, eps=NO_EPS), size))
     return projected
 

@@ -5,6 +5,7 @@ It walks the same spec as `decoder`, arrays touched through ops alone; nothing h
 
 from ..ops.table import OpTable
 from ..stages import Array, EncoderBatch, ForwardBatch
+from .embeddings import embed_positions, embed_tokens
 from .layers import walk
 from .memory import WholeRequests
 from .scope import Params, Scope
@@ -27,7 +28,7 @@ def encoder(
     [num_tokens, hidden_size], in place of those of token ids. behind_layers: takes the residual stream behind
     those that are its keys. positions: [num_tokens], in place of the batch's.
     """
-    scope = Scope(ops, params, prefix)
+    scope = Scope(ops, params, spec.hidden_size, prefix)
     x = _embed(scope, spec, batch, embeddings, batch.positions if positions is None else positions)
     return walk(scope, spec, x, WholeRequests(batch=batch), behind_layers)
 
@@ -36,18 +37,18 @@ def _embed(
     scope: Scope, spec: ModelSpec, batch: ForwardBatch | EncoderBatch, x: Array | None, positions: Array
 ) -> Array:
     """The residual stream before the first layer, [num_tokens, hidden_size]."""
-    ops = scope.ops
+    ops, size = scope.ops, spec.embed_size or spec.hidden_size
     if x is None:
-        owner = Scope(ops, scope.params) if spec.shares_embedding else scope
-        x = ops.embedding(batch.input_ids, owner.param("embed_tokens.weight"))
+        owner = scope.root if spec.shares_embedding else scope
+        x = ops.embedding(batch.input_ids, embed_tokens(owner, spec))
     x = scope.scaled(x, spec.embed_scale)
     if spec.num_token_types:
         assert batch.token_types is not None, "the runner gives token types to models that have them"
-        x = ops.add(x, ops.embedding(batch.token_types, scope.param("embed_token_types.weight")))
+        x = ops.add(x, ops.embedding(batch.token_types, scope.table("embed_token_types", spec.num_token_types, size)))
     if spec.num_learned_positions:
-        x = ops.add(x, ops.embedding(positions, scope.param("embed_positions.weight")))
+        x = ops.add(x, ops.embedding(positions, embed_positions(scope, spec, size)))
     if spec.embed_norm:
-        x = scope.normalize(spec.norm, "embed_norm", x)
+        x = scope.normalize(spec.norm, "embed_norm", x, size)
         if spec.layers[0].attn.has_padding:  # behind the patches of a tile: rows of zeros
             x = ops.mul(x, batch.is_patch)
-    return scope.linear("embed_in", x, bias=True) if spec.embed_size else x
+    return scope.linear("embed_in", x, spec.hidden_size, size, bias=True) if spec.embed_size else x

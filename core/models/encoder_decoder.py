@@ -20,7 +20,8 @@ def encode(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, batch: E
     Mutates the caches of cross attention in `kv`.
     """
     assert spec.encoder is not None, "a model without an encoder has no other input"
-    frames = _convolve(Scope(ops, params, "encoder."), spec.encoder, batch) if spec.encoder.num_features else None
+    scope = Scope(ops, params, spec.encoder.hidden_size, "encoder.")
+    frames = _convolve(scope, spec.encoder, batch) if spec.encoder.num_features else None
     x = encoder(ops, spec.encoder, params, batch, "encoder.", frames)
     return write_cross(ops, spec, params, kv, batch, x)
 
@@ -32,15 +33,17 @@ def write_cross(
     caches = list(kv.cross)
     for i, layer in enumerate(spec.layers):
         if layer.cross is not None:
-            key, value = cross_keys(Scope(ops, params, f"layers.{i}.cross."), layer.cross, x)
+            at = Scope(ops, params, spec.hidden_size, f"layers.{i}.cross.")
+            key, value = cross_keys(at, layer.cross, x)
             caches[i] = ops.write_kv(caches[i], key, value, batch.slot_mapping)
     return replace(kv, cross=caches)
 
 
 def _convolve(scope: Scope, spec: ModelSpec, batch: EncoderBatch) -> Array:
     """From frames to the encoder's positions, [num_tokens, hidden_size], each convolution as a linear layer."""
-    x = scope.ops.cast(batch.features, dtype=batch.dtype)
+    x, size, hidden = scope.ops.cast(batch.features, dtype=batch.dtype), spec.num_features, spec.hidden_size
     for n, convolution in enumerate(spec.convolutions):
-        x = scope.linear(f"convolutions.{n}", scope.ops.stack_rows(x, batch.windows[n]), bias=True)
+        x, size = scope.ops.stack_rows(x, batch.windows[n]), convolution.kernel * (hidden if n else size)
+        x = scope.linear(f"convolutions.{n}", x, hidden, size, bias=True, quantizable=False)
         x = scope.ops.act(x, activation=convolution.activation)
     return x

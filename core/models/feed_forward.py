@@ -1,6 +1,12 @@
 """Feed-forward blocks of one layer inside a forward function: dense, and mixtures of experts."""
 
+from collections.abc import Mapping
+from functools import partial
+from statistics import NormalDist
+from typing import Any
+
 from ..stages import Array
+from .constants import filled
 from .scope import NO_EPS, Scope
 from .spec import LayerSpec, MlpSpec, MoeSpec, NormSpec
 
@@ -23,35 +29,50 @@ def dense_and_experts(
 
 
 def _mlp(at: Scope, mlp: MlpSpec, x: Array) -> Array:
-    ops = at.ops
-    up = at.linear("gate_up_proj" if mlp.gated else "up_proj", x, mlp.bias)
+    ops, hidden, size = at.ops, at.hidden_size, mlp.intermediate_size
+    if mlp.gated:
+        rows = {"gate_proj": size, "up_proj": size}
+        up = at.fused("gate_up_proj", x, rows, hidden, mlp.bias, num_groups=size)
+    else:
+        up = at.linear("up_proj", x, size, hidden, "column", mlp.bias)
     if mlp.gate_scale != 1.0 or mlp.sparsity:
-        gate, up = ops.split(up, (mlp.intermediate_size, mlp.intermediate_size))
-        gate = _sparse(at, gate) if mlp.sparsity else ops.scale(gate, mlp.gate_scale)
+        gate, up = ops.split(up, (size, size))
+        gate = _sparse(at, mlp, gate) if mlp.sparsity else ops.scale(gate, mlp.gate_scale)
         up = ops.concat((gate, up))
     if mlp.xielu:
-        up = ops.xielu(up, at.param("act.alpha_p"), at.param("act.alpha_n"))
+        known = [alpha and partial(filled, (1,), alpha) for alpha in mlp.xielu_alphas or (None, None)]
+        alphas = [at.param(f"act.alpha_{name}", 1, compute=n) for name, n in zip("pn", known, strict=True)]
+        up = ops.xielu(up, alphas[0], alphas[1])
     else:
         up = ops.act_mul(up, activation=mlp.activation) if mlp.gated else ops.act(up, activation=mlp.activation)
     if mlp.inner_norm is not None:
-        up = at.normalize(mlp.inner_norm, "inner_norm", up)
-    return at.scaled(at.linear("down_proj", up, mlp.bias), mlp.out_scale)
+        up = at.normalize(mlp.inner_norm, "inner_norm", up, size)
+    return at.scaled(at.linear("down_proj", up, hidden, size, "row", mlp.bias), mlp.out_scale)
 
 
-def _sparse(at: Scope, x: Array) -> Array:
+def _sparse(at: Scope, mlp: MlpSpec, x: Array) -> Array:
     """What of each row lies above the mean by so many deviations as `cut` says, below zero."""
-    above = at.ops.act(at.ops.layer_norm(x, None, at.param("cut"), eps=NO_EPS), activation="relu")
+    size = mlp.intermediate_size
+    cut = at.constant("cut", size, compute=partial(filled, (size,), -NormalDist().inv_cdf(mlp.sparsity)))
+    above = at.ops.act(at.ops.layer_norm(x, None, cut, eps=NO_EPS), activation="relu")
     return at.ops.mul(above, at.ops.magnitude(x, centred=True))
 
 
 def experts_of(at: Scope, moe: MoeSpec, x: Array, router_input: Array | None = None) -> Array:
     """A mixture of experts of x: [num_tokens, hidden_size]; returns that shape. router_input: what is routed by, if
     it is not x."""
-    ops, router_input = at.ops, x if router_input is None else router_input
-    logits = ops.cast(at.linear("router", router_input, moe.router_bias), dtype="float32")
+    ops, hidden, num_scores = at.ops, at.hidden_size, moe.num_experts + moe.num_identities
+    size, expert_size = moe.intermediate_size, moe.latent_size or hidden
+    router_input = x if router_input is None else router_input
+    # A wrong expert is worse than a wrong digit, and these are small.
+    logits = at.linear("router", router_input, num_scores, hidden, bias=moe.router_bias, quantizable=False)
+    logits, correction = ops.cast(logits, dtype="float32"), None
+    if moe.has_correction:
+        zeros = partial(filled, (num_scores,), 0.0) if moe.may_lack_correction else None
+        correction = at.param("router.correction", num_scores, compute=zeros)
     weights, experts = ops.route_experts(
         ops.softcap(logits, moe.router_softcap) if moe.router_softcap else logits,
-        at.param("router.correction") if moe.has_correction else None,
+        correction,
         num_experts_per_token=moe.num_experts_per_token,
         score=moe.score,
         renormalize=moe.renormalize,
@@ -62,25 +83,52 @@ def experts_of(at: Scope, moe: MoeSpec, x: Array, router_input: Array | None = N
     )
     if moe.num_identities:
         weights, experts, share = ops.part_identities(weights, experts, num_experts=moe.num_experts)
-    up = "experts.gate_up_proj" if moe.gated else "experts.up_proj"
+    pieces = ("gate_proj", "up_proj") if moe.gated else ("up_proj",)
+    up, up_bias = _stacked(at, moe, "gate_up_proj" if moe.gated else "up_proj", pieces, size, expert_size)
+    down, down_bias = _stacked(at, moe, "down_proj", ("down_proj",), expert_size, size)
     out = ops.grouped_experts(
-        at.linear("latent_in", x) if moe.latent_size else x,
+        at.linear("latent_in", x, moe.latent_size, hidden) if moe.latent_size else x,
         weights,
         experts,
-        at.param(f"{up}.weight"),
-        at.param("experts.down_proj.weight"),
-        at.param(f"{up}.bias") if moe.bias else None,
-        at.param("experts.down_proj.bias") if moe.bias else None,
+        up,
+        down,
+        up_bias,
+        down_bias,
         activation=moe.activation,
         clamp=moe.clamp,
         scale_input=moe.scale_input,
         gated=moe.gated,
     )
     if moe.latent_size:
-        out = at.linear("latent_out", out)
+        out = at.linear("latent_out", out, hidden, moe.latent_size)
     if moe.num_identities:
         out = ops.add(out, ops.mul(x, share))
     if moe.shared is not None:
         shared = _mlp(at.inside("shared"), moe.shared, x)
-        out = ops.add(out, ops.gate(shared, at.linear("shared_gate", x)) if moe.shared_gated else shared)
+        if moe.shared_gated:
+            shared = ops.gate(shared, at.linear("shared_gate", x, 1, hidden, quantizable=False))
+        out = ops.add(out, shared)
     return out if moe.out_norm is None else at.normalize(moe.out_norm, "out_norm", out)
+
+
+def _stacked(
+    at: Scope, moe: MoeSpec, name: str, pieces: tuple[str, ...], rows: int, columns: int
+) -> tuple[Array, Array | None]:
+    """Weight of one projection of all experts, and its bias if there is one. pieces: of `rows` each, one after
+    another for each expert."""
+    num, out = moe.num_experts, moe.num_experts * len(pieces) * rows
+
+    def parts(leaf: str) -> Mapping[str, int]:
+        return {f"experts.{j}.{piece}.{leaf}": rows for j in range(num) for piece in pieces}
+
+    both: dict[str, Any] = {"shard": "expert", "num_groups": rows, "num_stacked": num}
+    weight = at.param(
+        f"experts.{name}.weight",
+        out,
+        columns,
+        kind="stacked",
+        parts=lambda: parts("weight"),
+        quantizable=True,
+        **both,
+    )
+    return weight, at.param(f"experts.{name}.bias", out, parts=lambda: parts("bias"), **both) if moe.bias else None

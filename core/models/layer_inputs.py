@@ -15,17 +15,21 @@ def layer_inputs(
     ops, size = scope.ops, spec.layer_input_size
     if not size:
         return ()
-    looked_up = ops.scale(ops.embedding(batch.input_ids, scope.param("embed_layers.weight")), size**0.5)
-    x = ops.scale(scope.linear("embed_layers_proj", embeddings), spec.hidden_size**-0.5)
-    x = scope.normalize(spec.norm, "embed_layers_norm", ops.split_heads(x, head_dim=size))
+    of_all, hidden = size * spec.num_layers, spec.hidden_size
+    table = scope.tokens("embed_layers", spec.vocab_size, of_all)
+    looked_up = ops.scale(ops.embedding(batch.input_ids, table), size**0.5)
+    x = ops.scale(scope.linear("embed_layers_proj", embeddings, of_all, hidden), hidden**-0.5)
+    x = scope.normalize(spec.norm, "embed_layers_norm", ops.split_heads(x, head_dim=size), size)
     x = ops.scale(ops.add(ops.merge_heads(x), looked_up), 0.5**0.5)
     return ops.split(x, (size,) * spec.num_layers)
 
 
 def read_input(at: Scope, spec: ModelSpec, layer: LayerSpec, own_input: Array, x: Array) -> Array:
     """What a layer reads of its input where x opens the gate: [num_tokens, hidden_size]."""
-    gate_and_input = at.ops.concat((at.linear("input_gate", x), own_input))
-    read = at.linear("input_proj", at.ops.act_mul(gate_and_input, activation=layer.mlp.activation))
+    size, hidden = spec.layer_input_size, spec.hidden_size
+    gate_and_input = at.ops.concat((at.linear("input_gate", x, size, hidden), own_input))
+    read = at.ops.act_mul(gate_and_input, activation=layer.mlp.activation)
+    read = at.linear("input_proj", read, hidden, size)
     return at.normalize(spec.norm, "input_norm", read)
 
 

@@ -3,15 +3,17 @@
 Nothing here looks at a value, so that the walk can be run, captured or traced into a program.
 """
 
+from functools import partial
+
 from ..stages import Array
 from .altup import altup_layer, join_streams, make_streams
 from .attention import attention, cross_attention
-from .declare import rope_numbers
+from .constants import rows_of
 from .feed_forward import dense_and_experts, experts_of, feed_forward
 from .layer_inputs import layer_inputs, place_images, read_input
 from .memory import Memory, Sight
 from .mixer import mix, mix_channels
-from .rope import num_rope_variants
+from .rope import num_rope_variants, rope_numbers, rope_tables
 from .scope import Scope, Stream
 from .shared_block import shared_block
 from .spec import LayerSpec, ModelSpec, RopeSpec
@@ -58,17 +60,19 @@ def _sights(scope: Scope, spec: ModelSpec, memory: Memory) -> list[Sight]:
             cos, sin = angles[number]
         if spec.num_relative_buckets:
             own = f"layers.{i}.attn." if spec.relative_bias_by_layer else ""
-            bias = scope.param(f"{own}relative_bias.weight")
+            bias = scope.param(f"{own}relative_bias.weight", spec.num_relative_buckets, layer.attn.num_heads)
         sights.append(Sight(memory=memory, layer_idx=i, cos=cos, sin=sin, relative_bias=bias))
     return sights
 
 
 def _angles(at: Scope, rope: RopeSpec, memory: Memory) -> tuple[Array, Array]:
     """Cosines and sines of this step for one rope."""
-    batch = memory.batch
-    rows = batch.rope_rows if num_rope_variants(rope) > 1 else None
+    batch, variants = memory.batch, num_rope_variants(rope)
+    inv_freq = at.constant("inv_freq", variants, rope.rotary_dim // 2, compute=lambda: rope_tables(rope)[0])
+    factor = at.constant("attention_factor", variants, compute=lambda: rope_tables(rope)[1])
     places = batch.rope_positions if rope.axes else batch.positions
-    return at.ops.rotary_angles(places, at.param("inv_freq"), at.param("attention_factor"), rows, axes=rope.axes)
+    rows = batch.rope_rows if variants > 1 else None
+    return at.ops.rotary_angles(places, inv_freq, factor, rows, axes=rope.axes)
 
 
 def _mix_tokens(
@@ -120,7 +124,7 @@ def _feed_forward(
     if layer.cross is not None:
         x = stream.read(at, "cross_norm", layer.pre_norm)
         block = cross_attention(at.inside("cross"), layer.cross, x, sight)
-        stream.block = _gated(at, layer, "gate", "sees.cross", block, sight)
+        stream.block = _gated(at, layer, "gate", "sees.cross", (0, 1, 1), block, sight)
         if layer.norm_after_add:
             stream.renormalize(at, "cross_post_norm")
     x = stream.read(at, "mlp_norm", layer.pre_norm)
@@ -129,7 +133,7 @@ def _feed_forward(
     if layer.moe is not None and layer.moe_beside:
         block = dense_and_experts(at, layer, layer.moe, norm, x, stream.residual)
     else:
-        block = _gated(at, layer, "mlp_gate", "sees.mlp", feed_forward(mlp, layer, x), sight)
+        block = _gated(at, layer, "mlp_gate", "sees.mlp", (0, 0, 1), feed_forward(mlp, layer, x), sight)
     if stream.ahead is not None:
         block, stream.ahead = ops.add(block, stream.ahead), None
     if layer.moe is not None and layer.moe_ahead:
@@ -143,7 +147,7 @@ def _feed_forward(
         if own_input is not None:
             read = read_input(at, spec, layer, own_input, stream.residual)
             stream.residual = ops.add(read, stream.residual)
-        stream.residual = ops.mul(stream.residual, at.param("scalar"))
+        stream.residual = ops.mul(stream.residual, at.param("scalar", at.hidden_size))
 
 
 def _sees_other_input(spec: ModelSpec, layer: LayerSpec, memory: Memory) -> bool:
@@ -151,9 +155,14 @@ def _sees_other_input(spec: ModelSpec, layer: LayerSpec, memory: Memory) -> bool
     return layer.cross is None or spec.vision is None or memory.batch.encoder_lens is not None
 
 
-def _gated(at: Scope, layer: LayerSpec, gate: str, sees: str, x: Array, sight: Sight) -> Array:
-    """What a layer with gated cross attention adds, 0 where a token sees nothing; that of others as it is."""
+def _gated(
+    at: Scope, layer: LayerSpec, gate: str, sees: str, opened: tuple[int, ...], x: Array, sight: Sight
+) -> Array:
+    """What a layer with gated cross attention adds, 0 where a token sees nothing; that of others as it is. opened: 1
+    for each token type that lets it pass."""
     if layer.cross is None or not layer.cross.gated:
         return x
-    x = at.ops.mul(x, at.param(f"cross.{gate}"))
-    return at.ops.mul(x, at.ops.embedding(sight.memory.batch.token_types, at.params[f"{sees}.weight"]))
+    ops, size = at.ops, at.hidden_size
+    doors = at.root.table(sees, len(opened), size, compute=partial(rows_of, opened, size))
+    x = ops.mul(x, at.param(f"cross.{gate}", size))
+    return ops.mul(x, ops.embedding(sight.memory.batch.token_types, doors))

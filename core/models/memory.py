@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..stages import Array, EncoderBatch, ForwardBatch, KVCaches
+from .constants import alibi_slopes, padding_marks
 from .scope import Scope
 from .spec import AttentionSpec, CrossSpec, ModelSpec
 
@@ -41,6 +43,10 @@ class Caches:
                 shift=attn.temperature_shift,
             )
             query = ops.split_heads(ops.mul(ops.merge_heads(query), factors), head_dim=attn.head_dim)
+        slopes = None
+        if attn.alibi_max_bias:
+            compute = partial(alibi_slopes, attn)
+            slopes = at.constant("alibi_slopes", attn.num_heads, shard="column", compute=compute)
         return ops.paged_attention(
             query,
             self.layers[owner],
@@ -50,8 +56,8 @@ class Caches:
             scale=attn.scale,
             window=attn.window,
             softcap=attn.softcap,
-            sinks=at.param("sinks") if attn.sinks else None,
-            alibi_slopes=at.param("alibi_slopes") if attn.alibi_max_bias else None,
+            sinks=at.param("sinks", attn.num_heads, shard="column") if attn.sinks else None,
+            alibi_slopes=slopes,
             relative_bias=bias,
             reach=batch.reach,
             max_query_len=batch.max_query_len,
@@ -88,8 +94,9 @@ class WholeRequests:
         ops, batch = at.ops, self.batch
         key, value = kept
         if attn.has_padding:
-            marks = ops.embedding(batch.padding, at.params["vision.marks.weight"])
-            marks = ops.split_heads(marks, head_dim=8)
+            heads, vision = attn.num_heads, at.root.inside("vision")
+            marks = vision.table("marks", 2, heads * 8, compute=partial(padding_marks, heads))
+            marks = ops.split_heads(ops.embedding(batch.padding, marks), head_dim=8)
             query, key = ops.concat((query, marks)), ops.concat((key, ops.scale(marks, -1.0)))
             value = ops.concat((value, ops.scale(marks, 0.0)))
         out = ops.encoder_attention(

@@ -1,8 +1,13 @@
 """Recurrences in the place of attention inside a forward function, and the states that they keep."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from ..stages import Array, ForwardBatch
+from .constants import filled, lightning_rates, log_rate, shift_by_one
 from .memory import Sight
 from .scope import Scope
 from .spec import Activation, MixerSpec, NormSpec
@@ -50,56 +55,55 @@ class Recurrence:
     states: list[Array]
     rows: tuple[Array, Array, Array]
 
-    def convolve(self, x: Array) -> Array:
-        """The short convolution over time, with the activation behind it: [num_tokens, channels]."""
-        at, mixer = self.at, self.mixer
-        bias = at.param("conv.bias") if mixer.conv_bias else None
+    def convolve(self, x: Array, parts: Mapping[str, int] | None = None) -> Array:
+        """The short convolution over time, with the activation behind it: [num_tokens, channels]. parts: channels
+        of the convolutions that a checkpoint may have instead."""
+        at, mixer, channels = self.at, self.mixer, conv_channels(self.mixer)
         activation: Activation | None = None if mixer.kind in ("conv", "lru") else mixer.activation
-        weight = at.param("conv.weight")
+        weight = at.param("conv.weight", channels, 1, mixer.conv_width, parts=parts)
+        bias = at.param("conv.bias", channels) if mixer.conv_bias else None
         x, self.states[0] = at.ops.causal_conv(x, weight, bias, self.states[0], *self.rows, activation=activation)
         return x
 
-    def scan(self, x: Array, dt: Array, b: Array, c: Array) -> Array:
-        """The selective state space over rows of joined heads: [num_tokens, num_heads * head_dim]."""
-        at, mixer = self.at, self.mixer
-        y, self.states[-1] = at.ops.selective_scan(
-            at.ops.split_heads(x, head_dim=mixer.head_dim),
+    def scan(self, x: Array, dt: Array, b: Array, c: Array, vectors: tuple[Array, Array, Array]) -> Array:
+        """The selective state space over rows of joined heads: [num_tokens, num_heads * head_dim]. vectors: a_log,
+        d and dt_bias."""
+        ops, mixer = self.at.ops, self.mixer
+        y, self.states[-1] = ops.selective_scan(
+            ops.split_heads(x, head_dim=mixer.head_dim),
             dt,
-            at.ops.split_heads(b, head_dim=mixer.state_size),
-            at.ops.split_heads(c, head_dim=mixer.state_size),
-            at.param("a_log"),
-            at.param("d"),
-            at.param("dt_bias"),
+            ops.split_heads(b, head_dim=mixer.state_size),
+            ops.split_heads(c, head_dim=mixer.state_size),
+            *vectors,
             self.states[-1],
             *self.rows,
             dt_min=mixer.dt_limit[0],
             dt_max=mixer.dt_limit[1],
             max_query_len=self.batch.max_query_len,
         )
-        return at.ops.merge_heads(y)
+        return ops.merge_heads(y)
 
 
 def mix(at: Scope, mixer: MixerSpec, x: Array, sight: Sight) -> Array:
     """The mixer's output for x: [num_tokens, hidden_size], of that shape."""
-    r, x = _open(at, mixer, sight), at.scaled(x, mixer.in_scale)
-    projected: Array = None if mixer.kind == "wkv" else at.linear("in_proj", x, mixer.bias)
+    r, x, size = _open(at, mixer, sight), at.scaled(x, mixer.in_scale), mixer.num_heads * mixer.head_dim
     match mixer.kind:
         case "wkv":
             out = _time_mix(r, x)
         case "mamba":
-            out = _mamba(r, projected)
+            out = _mamba(r, x)
         case "mamba2":
-            out = _mamba2(r, projected)
+            out = _mamba2(r, x)
         case "delta":
-            out = _delta(r, projected, x)
+            out = _delta(r, x)
         case "lightning":
-            out = _lightning(r, projected, x)
+            out = _lightning(r, x)
         case "conv":
-            out = _conv(r, projected)
+            out = _conv(r, x)
         case "lru":
-            out = _lru(r, projected)
+            out = _lru(r, x)
     sight.caches.states[sight.layer_idx] = tuple(r.states)
-    return at.scaled(at.linear("out_proj", out, mixer.out_bias), mixer.out_scale)
+    return at.scaled(at.linear("out_proj", out, at.hidden_size, size, bias=mixer.out_bias), mixer.out_scale)
 
 
 def mix_channels(at: Scope, mixer: MixerSpec, x: Array, sight: Sight) -> Array:
@@ -118,133 +122,157 @@ def _open(at: Scope, mixer: MixerSpec, sight: Sight) -> Recurrence:
 
 
 def _mamba(r: Recurrence, x: Array) -> Array:
-    """x: [num_tokens, 2 * num_heads], values and gate."""
+    """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim], as all of these."""
     at, mixer, ops = r.at, r.mixer, r.at.ops
-    x, z = ops.split(x, (mixer.num_heads, mixer.num_heads))
+    size, keys, rank = mixer.num_heads, mixer.state_size, mixer.dt_rank
+    x, z = ops.split(at.linear("in_proj", x, 2 * size, at.hidden_size, bias=mixer.bias), (size, size))
     x = r.convolve(x)
-    dt, b, c = ops.split(at.linear("x_proj", x), (mixer.dt_rank, mixer.state_size, mixer.state_size))
+    # These are small, and what they make decides how long a state lasts.
+    dt_b_c = at.linear("x_proj", x, rank + 2 * keys, size, quantizable=False)
+    dt, b, c = ops.split(dt_b_c, (rank, keys, keys))
     if mixer.norm is not None:
-        dt = at.normalize(mixer.norm, "dt_norm", dt)
-        b = at.normalize(mixer.norm, "b_norm", b)
-        c = at.normalize(mixer.norm, "c_norm", c)
-    y = r.scan(x, at.linear("dt_proj", dt), b, c)
+        dt = at.normalize(mixer.norm, "dt_norm", dt, rank)
+        b = at.normalize(mixer.norm, "b_norm", b, keys)
+        c = at.normalize(mixer.norm, "c_norm", c, keys)
+    dt = at.linear("dt_proj", dt, size, rank, quantizable=False)
+    y = r.scan(x, dt, b, c, (at.param("a_log", size, keys), at.param("d", size), at.param("dt_bias", size)))
     return ops.act_mul(ops.concat((z, y)), activation="silu")
 
 
 def _mamba2(r: Recurrence, x: Array) -> Array:
-    """x: [num_tokens, n], gate, values, b, c and a step size for each head."""
-    mixer, ops = r.mixer, r.at.ops
-    size, keys = mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
+    at, mixer, ops, heads = r.at, r.mixer, r.at.ops, r.mixer.num_heads
+    size, keys = heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
+    parts = (size, size, keys, keys, heads)  # gate, values, b, c and a step size for each head
+    x = at.linear("in_proj", x, sum(parts), at.hidden_size, bias=mixer.bias)
     if mixer.multipliers:
-        x = ops.mul(x, r.at.param("multipliers"))
-    z, x, dt = ops.split(x, (size, size + 2 * keys, mixer.num_heads))
+        values = partial(np.repeat, np.asarray(mixer.multipliers, np.float32), parts)
+        x = ops.mul(x, at.constant("multipliers", sum(parts), compute=values))
+    z, x, dt = ops.split(x, (size, size + 2 * keys, heads))
     x, b, c = ops.split(r.convolve(x), (size, keys, keys))
-    y = r.scan(x, dt, b, c)
+    y = r.scan(x, dt, b, c, (at.param("a_log", heads), at.param("d", heads), at.param("dt_bias", heads)))
     if mixer.norm is not None and mixer.norm_first:
         y = _norm_groups(r, mixer.norm, y)
     y = ops.act_mul(ops.concat((z, y)), activation="silu")
     return y if mixer.norm is None or mixer.norm_first else _norm_groups(r, mixer.norm, y)
 
 
-def _delta(r: Recurrence, x: Array, inputs: Array) -> Array:
-    """x: [num_tokens, n], query, key, value and, unless it comes from a latent, the gate; inputs: of the mixer."""
-    at, mixer, ops = r.at, r.mixer, r.at.ops
-    size, keys = mixer.num_heads * mixer.head_dim, mixer.num_key_heads * mixer.state_size
-    beta = at.linear("gates_proj", inputs)
-    if mixer.decay_rank:
-        decay = at.linear("decay_b_proj", at.linear("decay_a_proj", inputs))
+def _delta(r: Recurrence, x: Array) -> Array:
+    at, mixer, ops, hidden, heads = r.at, r.mixer, r.at.ops, r.at.hidden_size, r.mixer.num_heads
+    size, groups, num_steps = heads * mixer.head_dim, mixer.num_key_heads, heads
+    keys = groups * mixer.state_size
+    own_z = {} if mixer.gate_rank else {"z_proj": size}
+    rows, larger = {"q_proj": keys, "k_proj": keys, "v_proj": size} | own_z, {"qkv_proj": 2 * keys + size} | own_z
+    qkv = at.fused("in_proj", x, rows, hidden, num_groups=groups, shard="replicated", larger=larger)
+    rows = {"beta_proj": heads} if mixer.decay_rank else {"beta_proj": heads, "dt_proj": heads}
+    beta = at.fused("gates_proj", x, rows, hidden, num_groups=groups)
+    if rank := mixer.decay_rank:
+        num_steps = heads * mixer.state_size
+        decay = at.linear("decay_b_proj", at.linear("decay_a_proj", x, rank, hidden), num_steps, rank)
         dt = ops.split_heads(decay, head_dim=mixer.state_size)
     else:
-        beta, dt = ops.split(beta, (mixer.num_heads, mixer.num_heads))
-    if mixer.gate_rank:
-        z = at.linear("gate_b_proj", at.linear("gate_a_proj", inputs))
+        beta, dt = ops.split(beta, (heads, heads))
+    if rank := mixer.gate_rank:
+        z = at.linear("gate_b_proj", at.linear("gate_a_proj", x, rank, hidden), size, rank)
     else:
-        x, z = ops.split(x, (2 * keys + size, size))
-    query, key, value = ops.split(r.convolve(x), (keys, keys, size))
+        qkv, z = ops.split(qkv, (2 * keys + size, size))
+    qkv = r.convolve(qkv, {"q_conv.weight": keys, "k_conv.weight": keys, "v_conv.weight": size})
+    query, key, value = ops.split(qkv, (keys, keys, size))
     y, r.states[-1] = ops.gated_delta(
         ops.split_heads(query, head_dim=mixer.state_size),
         ops.split_heads(key, head_dim=mixer.state_size),
         ops.split_heads(value, head_dim=mixer.head_dim),
         dt,
         beta,
-        at.param("a_log"),
-        at.param("dt_bias"),
+        at.param("a_log", heads),
+        at.param("dt_bias", num_steps),
         r.states[-1],
         *r.rows,
         beta_scale=mixer.beta_scale,
         max_query_len=r.batch.max_query_len,
     )
-    y = ops.merge_heads(y if mixer.norm is None else at.normalize(mixer.norm, "norm", y))
+    y = ops.merge_heads(y if mixer.norm is None else at.normalize(mixer.norm, "norm", y, mixer.head_dim))
     return (
         ops.gate(y, z) if mixer.gate_activation == "sigmoid" else ops.act_mul(ops.concat((z, y)), activation="silu")
     )
 
 
-def _lightning(r: Recurrence, x: Array, inputs: Array) -> Array:
-    """x: [num_tokens, n], query, key and value; inputs: of the mixer. A selective state space with steps of 1."""
-    mixer, ops, size = r.mixer, r.at.ops, r.mixer.num_heads * r.mixer.head_dim
-    query, key, value = ops.split(ops.act(x, activation=mixer.activation), (size, size, size))
-    dt, _ = ops.split(x, (mixer.num_heads, 3 * size - mixer.num_heads))  # cut to 1, whatever it is
-    y = r.scan(value, dt, key, query)
-    y = y if mixer.norm is None else r.at.normalize(mixer.norm, "norm", y)
-    return ops.gate(y, r.at.linear("gate_proj", inputs))
+def _lightning(r: Recurrence, x: Array) -> Array:
+    """A selective state space with steps of 1, which forgets at fixed rates."""
+    at, mixer, ops, heads, hidden = r.at, r.mixer, r.at.ops, r.mixer.num_heads, r.at.hidden_size
+    size = heads * mixer.head_dim
+    rows = {f"{name}_proj": size for name in "qkv"}
+    qkv = at.fused("in_proj", x, rows, hidden, num_groups=heads, shard="replicated")
+    query, key, value = ops.split(ops.act(qkv, activation=mixer.activation), (size, size, size))
+    dt, _ = ops.split(qkv, (heads, 3 * size - heads))  # cut to 1, whatever it is
+    a_log = at.constant("a_log", heads, compute=partial(lightning_rates, mixer))
+    d, dt_bias = (at.constant(name, heads, compute=partial(filled, (heads,), 0.0)) for name in ("d", "dt_bias"))
+    y = r.scan(value, dt, key, query, (a_log, d, dt_bias))
+    y = y if mixer.norm is None else at.normalize(mixer.norm, "norm", y, size)
+    return ops.gate(y, at.linear("gate_proj", x, size, hidden))
 
 
 def _conv(r: Recurrence, x: Array) -> Array:
-    """x: [num_tokens, 3 * num_heads], gates before and behind the convolution, and values."""
-    ops = r.at.ops
-    b, c, x = ops.split(x, (r.mixer.num_heads,) * 3)
+    """Gates stand before and behind the convolution."""
+    at, ops, size = r.at, r.at.ops, r.mixer.num_heads
+    b, c, x = ops.split(at.linear("in_proj", x, 3 * size, at.hidden_size, bias=r.mixer.bias), (size,) * 3)
     return ops.mul(c, r.convolve(ops.mul(b, x)))
 
 
 def _lru(r: Recurrence, x: Array) -> Array:
-    """x: [num_tokens, 2 * num_heads], what multiplies the output, and values. A selective state space of one number
-    for each channel, which is written and read as it is."""
-    at, ops, size = r.at, r.at.ops, r.mixer.num_heads
-    y, x = ops.split(x, (size, size))
+    """A selective state space of one number for each channel, which is written and read as it is."""
+    at, mixer, ops, size, num = r.at, r.mixer, r.at.ops, r.mixer.num_heads, r.mixer.num_blocks
+    rows = {"y_proj": size, "x_proj": size}
+    both = at.fused("in_proj", x, rows, at.hidden_size, mixer.bias, num_groups=size, shard="replicated")
+    y, x = ops.split(both, (size, size))
     x = r.convolve(x)
-    blocks = ops.split_heads(x, head_dim=size // r.mixer.num_blocks)
-    enters = ops.merge_heads(ops.absorb_keys(blocks, at.param("input_gate.weight")))
-    decays = ops.merge_heads(ops.absorb_keys(blocks, at.param("decay_gate.weight")))
-    biases = (at.param("input_gate.bias"), at.param("decay_gate.bias"))
-    taken, dt, one = ops.lru_inputs(x, enters, decays, *biases, at.param("dt_bias"), r.batch.positions)
-    h = r.scan(taken, dt, one, one)
-    return ops.act_mul(ops.concat((y, h)), activation=r.mixer.activation)
+    blocks, names = ops.split_heads(x, head_dim=size // num), ("input_gate", "decay_gate")
+    weights = [at.param(f"{name}.weight", size, size // num, kind="stacked", num_stacked=num) for name in names]
+    enters, decays = (ops.merge_heads(ops.absorb_keys(blocks, weight)) for weight in weights)
+    enter_bias, decay_bias = (at.param(f"{name}.bias", size) for name in names)
+    rate = at.param("dt_bias", size, parts={"rate": size}, combine=log_rate)
+    taken, dt, one = ops.lru_inputs(x, enters, decays, enter_bias, decay_bias, rate, r.batch.positions)
+    a_log, d = (at.constant(name, size, compute=partial(filled, (size,), 0.0)) for name in ("a_log", "d"))
+    h = r.scan(taken, dt, one, one, (a_log, d, rate))
+    return ops.act_mul(ops.concat((y, h)), activation=mixer.activation)
 
 
 def _time_mix(r: Recurrence, x: Array) -> Array:
-    """What stands in the place of attention in RWKV-4: [num_tokens, hidden_size] -> [num_tokens, num_heads]."""
-    at, ops = r.at, r.at.ops
+    """What stands in the place of attention in RWKV-4."""
+    at, ops, size, hidden = r.at, r.at.ops, r.mixer.num_heads, r.at.hidden_size
     difference, before = _shift(r, x, 0)
-    key, value, gate = (at.linear(f"{name}_proj", _blend(r, name, difference, before)) for name in ("k", "v", "gate"))
-    vectors = (at.param("a_log"), at.param("bonus"))
-    y, r.states[1] = ops.wkv(key, value, *vectors, r.states[1], *r.rows, max_query_len=r.batch.max_query_len)
+    key, value, gate = (
+        at.linear(f"{name}_proj", _blend(at, name, difference, before), size, hidden) for name in ("k", "v", "gate")
+    )
+    vectors, most = (at.param("a_log", size), at.param("bonus", size)), r.batch.max_query_len
+    y, r.states[1] = ops.wkv(key, value, *vectors, r.states[1], *r.rows, max_query_len=most)
     return ops.gate(y, gate)
 
 
 def _channel_mix(r: Recurrence, x: Array) -> Array:
     """The feed-forward block of RWKV-4: [num_tokens, hidden_size], of that shape."""
-    at, ops = r.at, r.at.ops
+    at, ops, size, hidden = r.at, r.at.ops, r.mixer.mlp_size, r.at.hidden_size
     difference, before = _shift(r, x, 2)
-    key = at.linear("up_proj", _blend(r, "k", difference, before))
-    gate = at.linear("gate_proj", _blend(r, "gate", difference, before))
-    y = at.linear("down_proj", ops.act(key, activation="relu2"))
+    key = at.linear("up_proj", _blend(at, "k", difference, before), size, hidden)
+    gate = at.linear("gate_proj", _blend(at, "gate", difference, before), hidden, hidden)
+    y = at.linear("down_proj", ops.act(key, activation="relu2"), hidden, size)
     return ops.gate(at.scaled(y, r.mixer.out_scale), gate)
 
 
 def _shift(r: Recurrence, x: Array, state: int) -> tuple[Array, Array]:
     """(x less what the token before had, what it had), of which blends of both are made. state: which one it is."""
-    ops = r.at.ops
-    before, r.states[state] = ops.causal_conv(x, r.at.param("conv.weight"), None, r.states[state], *r.rows)
+    ops, size = r.at.ops, r.at.hidden_size
+    weight = r.at.constant("conv.weight", size, 1, 2, compute=partial(shift_by_one, size))
+    before, r.states[state] = ops.causal_conv(x, weight, None, r.states[state], *r.rows)
     return ops.add(x, ops.scale(before, -1.0)), before
 
 
-def _blend(r: Recurrence, name: str, difference: Array, before: Array) -> Array:
-    return r.at.ops.add(r.at.ops.mul(difference, r.at.param(f"{name}_mix")), before)
+def _blend(at: Scope, name: str, difference: Array, before: Array) -> Array:
+    return at.ops.add(at.ops.mul(difference, at.param(f"{name}_mix", at.hidden_size)), before)
 
 
 def _norm_groups(r: Recurrence, norm: NormSpec, y: Array) -> Array:
     """RMS norm over the values of each group of heads, with one weight for each value."""
-    ops, size = r.at.ops, r.mixer.num_heads * r.mixer.head_dim // r.mixer.num_key_heads
-    y = ops.merge_heads(ops.rms_norm(ops.split_heads(y, head_dim=size), None, eps=norm.eps))
-    return ops.mul(y, r.at.param("norm.weight"))
+    ops, size = r.at.ops, r.mixer.num_heads * r.mixer.head_dim
+    groups = ops.split_heads(y, head_dim=size // r.mixer.num_key_heads)
+    y = ops.merge_heads(ops.rms_norm(groups, None, eps=norm.eps))
+    return ops.mul(y, r.at.param("norm.weight", size))

@@ -13,5 +13,5 @@ def pool(ops: OpTable, spec: ModelSpec, params: Params, hidden_states: Array, ba
     """
     x = ops.mean_rows(hidden_states, batch.starts, batch.ends)
     for layer in spec.pooler.dense if spec.pooler is not None else ():
-        x = Scope(ops, params).dense(layer, x)
+        x = Scope(ops, params, spec.hidden_size).dense(layer, x)
     return ops.cast(x, dtype="float32")

@@ -18,6 +18,25 @@ def has_axes(spec: ModelSpec) -> bool:
     return any(layer.attn.rope is not None and layer.attn.rope.axes for layer in spec.layers)
 
 
+def distinct_ropes(spec: ModelSpec) -> tuple[RopeSpec, ...]:
+    """The different ropes of a model by first use; rope n has the tables rope.{n}.inv_freq and .attention_factor."""
+    return tuple(dict.fromkeys(layer.attn.rope for layer in spec.layers if layer.attn.rope is not None))
+
+
+def rope_numbers(spec: ModelSpec) -> list[int]:
+    """For each layer, which of `distinct_ropes` it turns by; -1 if none."""
+    by_value: dict[RopeSpec, int] = {}
+    by_id: dict[int, int] = {}  # layers share objects, and comparing LongRoPE's lists costs more than an op
+    numbers = []
+    for layer in spec.layers:
+        rope = layer.attn.rope
+        number = -1 if rope is None else by_id.get(id(rope), -1)
+        if rope is not None and number < 0:
+            number = by_id[id(rope)] = by_value.setdefault(rope, len(by_value))
+        numbers.append(number)
+    return numbers
+
+
 def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
     """(inv_freq float32 [variants, rotary_dim / 2], attention_factor float32 [variants]).
 

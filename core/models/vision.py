@@ -28,7 +28,7 @@ def encode_images(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, b
 
 def rows_of_images(ops: OpTable, vision: VisionSpec, params: Params, batch: EncoderBatch) -> Array:
     """Rows as wide as the decoder, side by side where it reads several: [num_rows, num_row_parts * hidden_size]."""
-    scope = Scope(ops, params)
+    scope = Scope(ops, params, vision.encoder.hidden_size)
     layers: dict[int, Array] = dict.fromkeys((*vision.joined, *(layer for layer, _ in vision.taps)))
     patches = _embed(scope.inside("vision"), vision, batch)
     x = encoder(ops, vision.encoder, params, batch, "vision.", patches, layers)
@@ -44,33 +44,41 @@ def rows_of_images(ops: OpTable, vision: VisionSpec, params: Params, batch: Enco
 
 def _embed(at: Scope, vision: VisionSpec, batch: EncoderBatch) -> Array:
     """Patches, [num_patches, num_features], as the residual stream before the first layer."""
-    ops = at.ops
-    x = at.linear("embed_patches", ops.cast(batch.features, dtype=batch.dtype), vision.patch_bias)
+    ops, encoder, hidden = at.ops, vision.encoder, vision.encoder.hidden_size
+    x, num_features = ops.cast(batch.features, dtype=batch.dtype), encoder.num_features
+    x = at.linear("embed_patches", x, hidden, num_features, bias=vision.patch_bias, quantizable=False)
     if vision.has_class:
-        x = ops.place_rows(x, at.param("embed_class.weight"), batch.class_rows)
+        x = ops.place_rows(x, at.param("embed_class.weight", 1, hidden), batch.class_rows)
     if vision.patch_norm is not None:
         x = at.normalize(vision.patch_norm, "patch_norm", x)
+    num_places = len(vision.tile_shapes) and (len(vision.tile_shapes) + 1) * vision.max_tiles
+    rows = {"tiles": num_places, "tile_patches": num_places * encoder.num_learned_positions}
+    parts = {f"embed_{name}.weight": count for name, count in rows.items() if count}
     for n in range(len(batch.corner_ids)):
-        corner = ops.embedding(batch.corner_ids[n], at.param("embed_corners.weight"))
+        table = at.table("embed_corners", vision.num_corners + sum(rows.values()), hidden, parts=parts)
+        corner = ops.embedding(batch.corner_ids[n], table)
         x = ops.add(x, ops.mul(corner, batch.corner_weights[n]))
     return x
 
 
 def _project(at: Scope, vision: VisionSpec, projector: ProjectorSpec, x: Array, batch: EncoderBatch) -> Array:
     """Squares of patches as rows of the decoder's size: [num_rows, hidden_size]."""
-    ops = at.ops
+    ops, hidden = at.ops, vision.encoder.hidden_size
     if projector.patch_norm is not None:
         x = at.normalize(projector.patch_norm, "patch_norm", x)
     x = ops.stack_rows(x, batch.squares)
     if projector.is_mean:
         x = ops.mean_rows(x, batch.row_starts, batch.row_ends)
     if projector.norm is not None:
-        x = at.normalize(projector.norm, "norm", x)
+        x = at.normalize(projector.norm, "norm", x, hidden * (1 if projector.is_mean else vision.merge**2))
     for layer in projector.dense:
-        x = at.dense(layer, x)
+        x = at.dense(layer, x, num_joined=len(vision.joined))
     if len(batch.mixed_rows) > 0:
         x = _mix(ops, x, batch)
-    return ops.place_rows(x, at.param("newline.weight"), batch.newline_rows) if vision.has_newline else x
+    if vision.has_newline:
+        newline = at.param("newline.weight", 1, projector.dense[-1].out_features)
+        x = ops.place_rows(x, newline, batch.newline_rows)
+    return x
 
 
 def _mix(ops: OpTable, x: Array, batch: EncoderBatch) -> Array:

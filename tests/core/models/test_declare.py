@@ -7,10 +7,11 @@ import re
 import pytest
 
 from headrace.core.models.config import HFConfig
-from headrace.core.models.declare import declare_params, distinct_ropes, rope_numbers
+from headrace.core.models.declare import declare_params
 from headrace.core.models.needs import FEATURES, model_needs
 from headrace.core.models.params import Param
 from headrace.core.models.registry import family_names, read_spec
+from headrace.core.models.rope import distinct_ropes, rope_numbers
 from headrace.core.models.spec import ForeignSpec, ModelSpec
 
 SIZES = {

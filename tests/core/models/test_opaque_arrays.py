@@ -334,7 +334,7 @@ class Function:
                 for argument in arguments:
                     self.kind(argument)
                 return record
-            case ast.Name("isinstance") if self.kind(arguments[0]).tag == "record":
+            case ast.Name("isinstance" | "type") if self.kind(arguments[0]).tag in ("record", "container"):
                 return PLAIN
             case ast.Attribute(value, "append" | "get" | "items" | "values" | "keys" as method):
                 owner_kind = self.kind(value)
@@ -411,7 +411,7 @@ def test_the_lint_sees_the_decoder() -> None:
             "value = own[-1].view(-1, 1, 2)",
         ),
         ("at.ops.rope(x, sight.cos", "at.ops.rope(x, sight.cos * 2"),
-        ("return at.ops.merge_heads(y)", "return self.states[0] + y"),
+        ("return ops.merge_heads(y)", "return self.states[0] + y"),
         ("x = r.convolve(x)", "x = r.convolve(x) * 2"),
     ]
     for good, bad in changed:
