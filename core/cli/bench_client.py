@@ -5,12 +5,11 @@ import ssl
 import time
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httptools
 import msgspec
 
-from ..errors import ConfigError
+from .address import parse_address
 
 _MAX_ERROR_CHARS = 200
 
@@ -56,14 +55,12 @@ class Target:
 
     def __init__(self, url: str, *, api_key: str = "") -> None:
         """Raises ConfigError for what is no address."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{url} is not an address of a server", remedies=["http://127.0.0.1:8000"])
-        self.host = parts.hostname
-        self.port = parts.port or (443 if parts.scheme == "https" else 80)
-        self.root = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
-        self.url = f"{parts.scheme}://{parts.netloc}{self.root}"
-        self.ssl = ssl.create_default_context() if parts.scheme == "https" else None
+        address = parse_address(url)
+        self.host = address.host
+        self.port = address.port or (443 if address.scheme == "https" else 80)
+        self.root = address.root
+        self.url = f"{address.scheme}://{address.netloc}{self.root}"
+        self.ssl = ssl.create_default_context() if address.scheme == "https" else None
         self._key = f"authorization: Bearer {api_key}\r\n" if api_key else ""
 
     async def post(self, path: str, body: dict[str, Any], timeout_s: float) -> Sample:

@@ -1,6 +1,7 @@
 """`headrace chat`: a conversation in the terminal, with a model in this process or behind a URL."""
 
 import dataclasses
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,8 @@ def _converse(
 ) -> None:
     start = [{"role": "system", "content": system}] if system else []
     messages: list[dict[str, Any]] = list(start)
+    if isinstance(sys.stdin, io.TextIOWrapper):  # one wrong byte is no reason to end a conversation
+        sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8", errors="replace")
     click.echo(_HELP, err=True)
     while True:
         line = _read_line()
@@ -99,7 +102,7 @@ def _answer(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams"
             outputs = llm.stream(messages, params)
             text = write_stream(_until(outputs, pressed)).outputs[0].text
         except RequestError as error:
-            click.echo(f"error: {error}", err=True)
+            _tell(error)
             return ""
         if pressed():
             click.echo("(stopped)", err=True)
@@ -120,10 +123,17 @@ def _answer_remote(remote: "RemoteChat", messages: list[dict[str, Any]], samplin
     except Stopped:
         click.echo("\n(stopped)", err=True)
     except RequestError as error:
-        click.echo(f"error: {error}", err=True)
+        _tell(error)
     if text and not text.endswith("\n"):
         click.echo()
     return text
+
+
+def _tell(error: RequestError) -> None:
+    """What went wrong with one answer; the conversation goes on."""
+    click.echo(f"error: {error}", err=True)
+    if "max_model_len" in error.reason:
+        click.echo(f"the conversation is too long to go on: {_HELP}", err=True)
 
 
 def _until(outputs: "Iterator[RequestOutput]", pressed: Callable[[], bool]) -> "Iterator[RequestOutput]":

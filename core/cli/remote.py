@@ -7,10 +7,10 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
-from ..errors import ConfigError, HeadraceError, ModelNotFound, RequestError
+from ..errors import HeadraceError, ModelNotFound, RequestError
 from ..json_text import parse_json
+from .address import parse_address
 
 _TIMEOUT_S = 600.0
 
@@ -25,11 +25,9 @@ class RemoteChat:
     def __init__(self, url: str, *, model: str = "", api_key: str = "") -> None:
         """model: "" takes the first that the server lists. api_key: "" takes HEADRACE_API_KEY or OPENAI_API_KEY.
         Raises ConfigError, HeadraceError if the server cannot be reached, ModelNotFound if it has no model."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--url {url}: not an address of a server", remedies=["--url http://127.0.0.1:8000"])
-        self._scheme, self._host, self._port = parts.scheme, parts.hostname, parts.port
-        self._root = parts.path.rstrip("/").removesuffix("/v1") + "/v1"
+        address = parse_address(url)
+        self._scheme, self._host, self._port = address.scheme, address.host, address.port
+        self._root = address.root
         key = api_key or os.environ.get("HEADRACE_API_KEY", "") or os.environ.get("OPENAI_API_KEY", "")
         self._headers = {"content-type": "application/json"}
         if key:
@@ -52,7 +50,9 @@ class RemoteChat:
                 if "error" in event:
                     raise RequestError(f"the server broke the answer off: {_message(event)}")
                 for choice in event.get("choices", ()):
-                    yield choice.get("delta", {}).get("content") or ""
+                    yield str((choice.get("delta") or {}).get("content") or "")
+        except (ValueError, TypeError, AttributeError) as error:
+            raise RequestError("what the server sends is no stream of OpenAI's API") from error
         except (OSError, http.client.HTTPException) as error:
             raise RequestError(f"the connection broke off: {error}") from error
         finally:
@@ -60,11 +60,17 @@ class RemoteChat:
 
     def _first_model(self) -> str:
         connection, response = self._request("GET", "/models", None)
-        with connection_closed(connection):
-            models = parse_json(response.read()).get("data", [])
-        if not models:
-            raise ModelNotFound(f"the server at {self._host} lists no model")
-        return str(models[0]["id"])
+        try:
+            with connection_closed(connection):
+                models = parse_json(response.read()).get("data", [])
+            if not models:
+                raise ModelNotFound(f"the server at {self._host} lists no model")
+            return str(models[0]["id"])
+        except (ValueError, TypeError, KeyError, AttributeError, OSError, http.client.HTTPException) as error:
+            raise HeadraceError(
+                f"what answers at {self._scheme}://{self._host}:{connection.port} lists no models as OpenAI's API does",
+                remedies=["headrace serve MODEL", "--url http://HOST:PORT"],
+            ) from error
 
     def _request(
         self, method: str, path: str, body: Any
@@ -80,7 +86,7 @@ class RemoteChat:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise HeadraceError(
-                f"no server at {self._scheme}://{self._host}:{connection.port}: {error}",
+                f"no server at {self._scheme}://{self._host}:{connection.port}: {_one_line(error)}",
                 remedies=["headrace serve MODEL", "--url http://HOST:PORT"],
             ) from error
         except BaseException:
@@ -121,4 +127,10 @@ def _json(data: bytes) -> Any:
 
 def _message(answer: Any) -> str:
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:500]
+    return _one_line(error.get("message", error) if isinstance(error, dict) else error)
+
+
+def _one_line(value: object) -> str:
+    """For a message: a page of HTML, say, without its line breaks and its end."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 300 else f"{text[:300]}..."

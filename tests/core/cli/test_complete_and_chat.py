@@ -230,6 +230,28 @@ def test_a_refused_question_is_forgotten(
     assert "error: the prompt has 9999 tokens" in capsys.readouterr().err
 
 
+def test_a_conversation_that_is_too_long_is_told_how_to_go_on(
+    fake: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headrace.core.errors import RequestError
+
+    def refuse() -> None:
+        raise RequestError("the prompt has 9999 tokens; that is more than max_model_len 4096")
+
+    fake.on_word[0] = refuse
+    _stdin(monkeypatch, b"long\n")
+    assert exits.run(["chat"]) == 0
+    assert "too long to go on: /reset forgets" in capsys.readouterr().err
+
+
+def test_bytes_that_are_no_text_end_no_conversation(
+    fake: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _stdin(monkeypatch, b"a\xff\xc3\n\xc3\xa9\n")
+    assert exits.run(["chat"]) == 0
+    assert [_contents(asked)[-1] for asked in fake.asked] == [("user", "a\ufffd\ufffd"), ("user", "\u00e9")]
+
+
 def test_a_base_model_cannot_chat(fake: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
     fake.has_chat_template = False
     assert exits.run(["chat", "org/base"]) == 2

@@ -3,8 +3,10 @@
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -56,6 +58,72 @@ def test_errors(server: LiveServer) -> None:
         RemoteChat(server.url + "/nope")
     with pytest.raises(RequestError, match="no model 'other'"):
         list(RemoteChat(server.url, model="other").stream([{"role": "user", "content": "x"}], {}))
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://", "http://127.0.0.1:99999", "http://[::1", "file:///x", "http://a b", "x\n"]
+)
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not an address of a server"):
+        RemoteChat(url)
+
+
+def _answered(*replies: bytes) -> str:
+    """The address of a server that gives each connection the next reply, and hangs up."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener:
+            for reply in replies:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(reply)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def _reply(body: str, *, status: str = "200 OK", missing: int = 0) -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body) + missing}\r\n\r\n{body}".encode()
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        (_reply("[1, 2]"), "lists no models as OpenAI's API does"),
+        (_reply("hello"), "lists no models as OpenAI's API does"),
+        (_reply('{"data": 5}'), "lists no models as OpenAI's API does"),
+        (_reply('{"data": [{}]}'), "lists no models as OpenAI's API does"),
+        (_reply('{"data": [', missing=9), "lists no models as OpenAI's API does"),
+        (_reply('{"data": []}'), "lists no model"),
+        (b"garbage\r\n\r\n", "no server at http://127.0.0.1:"),
+        (b"", "Remote end closed connection without response"),
+        (_reply("<html>\n  <p>" + "x" * 1000, status="404 Nope"), "the server answers 404: <html> <p>xxx"),
+    ],
+)
+def test_servers_that_speak_something_else(reply: bytes, problem: str) -> None:
+    with pytest.raises(HeadraceError) as error:
+        RemoteChat(_answered(reply))
+    assert problem in error.value.reason
+    assert "\n" not in error.value.reason and len(error.value.reason) < 400
+
+
+@pytest.mark.parametrize(
+    ("stream", "problem"),
+    [
+        ("data: {\n\n", "no stream of OpenAI's API"),
+        ("data: [1]\n\n", "no stream of OpenAI's API"),
+        ("data: 5\n\n", "no stream of OpenAI's API"),
+        ('data: {"choices": [5]}\n\n', "no stream of OpenAI's API"),
+        ('data: {"choices": 5}\n\n', "no stream of OpenAI's API"),
+        ('data: {"error": "boo"}\n\n', "the server broke the answer off: boo"),
+    ],
+)
+def test_streams_of_something_else(stream: str, problem: str) -> None:
+    remote = RemoteChat(_answered(_reply('{"data": [{"id": "a"}]}'), _reply(stream)))
+    with pytest.raises(RequestError, match=problem):
+        list(remote.stream([{"role": "user", "content": "x"}], {}))
 
 
 def test_ctrl_c_stops_an_answer_and_the_request(model_folder: Path, tmp_path: Path) -> None:
