@@ -140,11 +140,23 @@ def _exit_code(error: BaseException) -> int:
         remedies = ["HEADRACE_CACHE=FOLDER on another disk"]
         print_error(f"no space left on the disk{where}", remedies if where else ["output to another disk", *remedies])
         return DOES_NOT_FIT
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
+        print_error("the folder that this was started in is gone", ["cd to one that is there", "absolute paths"])
+        return USAGE
     print_error(
         f"internal error: {type(error).__name__}: {error}{_place(error)}",
         ["HEADRACE_DEBUG=1 shows where", "report it with that output"],
     )
     return INTERNAL
+
+
+def _has_folder() -> bool:
+    """Whether the working directory is still there."""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _place(error: BaseException) -> str:

@@ -68,7 +68,7 @@ class RemoteChat:
             return str(models[0]["id"])
         except (ValueError, TypeError, KeyError, AttributeError, OSError, http.client.HTTPException) as error:
             raise HeadraceError(
-                f"what answers at {self._scheme}://{self._host}:{connection.port} lists no models as OpenAI's API does",
+                f"what is at {self._scheme}://{self._host}:{connection.port} lists no models as OpenAI's API does",
                 remedies=["headrace serve MODEL", "--url http://HOST:PORT"],
             ) from error
 

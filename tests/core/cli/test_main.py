@@ -375,6 +375,17 @@ def test_signals_leave_no_process_behind(number: signal.Signals, tiny_llama: Pat
     assert alive == []
 
 
+def test_a_working_directory_that_is_gone(tmp_path: Path, tiny_llama: Path) -> None:
+    gone = tmp_path / "gone"
+    for model, code in (("../tiny-llama", 2), (str(tiny_llama), 0)):
+        gone.mkdir()
+        shell = f'cd {gone} && rmdir {gone} && "$@"'
+        command = ["bash", "-c", shell, "bash", sys.executable, "-c", PROGRAM, "plan", model]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert done.stderr.startswith("error: the folder that this was started in is gone" if code else "")
+
+
 def test_nohup_is_heeded() -> None:
     code = f"""
 import os, signal
