@@ -26,7 +26,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[tuple[int, int]], s
     seen: list[tuple[list[tuple[int, int]], str]] = []
     original = bench_offline._run
     rests: list[float] = []
-    monkeypatch.setattr(bench_offline.time, "sleep", rests.append)
+    monkeypatch.setattr("headrace.core.cli.bench_offline.time.sleep", rests.append)
 
     def record(llm: Any, requests: Any, salt: str, rest_s: float = 0) -> Any:
         result = original(llm, requests, salt, rest_s)
