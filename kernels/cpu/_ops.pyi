@@ -359,6 +359,31 @@ class Program:
     def linear_heads(self, out: View, x: View, stack: Stack, x_step: int, out_step: int) -> None:
         """For each matrix i: columns out_step * i of out = columns x_step * i of x @ matrix i."""
 
+    def lru_inputs(
+        self,
+        taken: View,
+        dt: View,
+        one: View,
+        x: View,
+        input_gates: View,
+        decay_gates: View,
+        input_bias: Sequence[float],
+        decay_bias: Sequence[float],
+        log_rate: Sequence[float],
+    ) -> None:
+        """taken, dt and one: what core.ops.state.lru_inputs returns, [num_tokens, n] and, of one, [num_tokens, 1]."""
+
+    def part_identities(
+        self,
+        weights: View,
+        experts: View,
+        share_of: View,
+        from_weights: View,
+        from_experts: View,
+        num_experts: int,
+    ) -> None:
+        """weights, experts and share_of [rows, 1]: what core.ops.moe.part_identities makes of the other two."""
+
     def route_experts(
         self,
         weights: View,

@@ -321,6 +321,18 @@ struct DeltaArgs {
     float beta_scale;
 };
 
+// What a real-gated linear recurrent unit takes into a scan (core/ops/state.py says what the fields mean).
+struct LruArgs {
+    const void *x, *input_gates, *decay_gates;  // [num_tokens, n]
+    void *taken, *dt;                           // [num_tokens, n]
+    void *one;                                  // [num_tokens]
+    Dtype dtype;
+    int64_t num_tokens, n;
+    int64_t x_stride, input_stride, decay_stride;
+    const float *input_bias, *decay_bias, *log_rate;  // [n]
+    const int32_t *positions;                         // [num_tokens]
+};
+
 struct WkvArgs {
     StateRows rows;
     const void *key, *value;  // [num_tokens, n]
@@ -360,6 +372,7 @@ struct Kernels {
     size_t (*delta_scratch)(const DeltaArgs &);
     void (*delta)(const DeltaArgs &, const Context &);
     void (*wkv)(const WkvArgs &, const Context &);
+    void (*lru)(const LruArgs &, const Context &);
 };
 
 }  // namespace headrace

@@ -176,6 +176,9 @@ class Program {
     // experts: int32 in the place of float32. options: sizes and choices; the arrays are filled in here.
     void route_experts(const View &weights, const View &experts, const View &logits, std::vector<float> correction,
                        RouteArgs options);
+    // Results: weights and experts without those from num_experts on, and the sum of the weights of these.
+    void part_identities(const View &weights, const View &experts, const View &share_of, const View &from_weights,
+                         const View &from_experts, std::int64_t num_experts);
     void grouped_experts(const View &out, const View &x, const View &weights, const View &experts,
                          const ExpertBuffers &buffers, const Stack &up, const Stack &down, ExpertOptions options);
     void write_kv(const KVMemory &memory, const View &key, const View &value, std::int64_t group);
@@ -191,6 +194,9 @@ class Program {
     void gated_delta(const View &out, const DeltaViews &in, const States &states, std::int64_t num_heads,
                      std::int64_t num_key_heads, std::vector<float> rates, std::vector<float> dt_bias,
                      float beta_scale);
+    void lru_inputs(const View &taken, const View &dt, const View &one, const View &x, const View &input_gates,
+                    const View &decay_gates, std::vector<float> input_bias, std::vector<float> decay_bias,
+                    std::vector<float> log_rate);
     void wkv(const View &out, const View &key, const View &value, const States &states, std::vector<float> rates,
              std::vector<float> bonus);
 

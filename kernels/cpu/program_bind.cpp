@@ -254,6 +254,8 @@ void bind_program(nb::module_ &m) {
         .def("gated_delta", &gated_delta, "out"_a, "inputs"_a, "states"_a, "group"_a, "num_heads"_a,
              "num_key_heads"_a, "rates"_a, "dt_bias"_a, "beta_scale"_a, nb::keep_alive<1, 4>())
         .def("wkv", &wkv, "out"_a, "inputs"_a, "states"_a, "group"_a, "rates"_a, "bonus"_a, nb::keep_alive<1, 4>())
+        .def("lru_inputs", &Program::lru_inputs, "taken"_a, "dt"_a, "one"_a, "x"_a, "input_gates"_a, "decay_gates"_a,
+             "input_bias"_a, "decay_bias"_a, "log_rate"_a)
         .def("gather", &Program::gather, "out"_a, "x"_a)
         .def("place_rows", &place_rows, "out"_a, "x"_a, nb::arg("rows").noconvert(), "column"_a, "is_sum"_a,
              nb::keep_alive<1, 4>())
@@ -267,6 +269,8 @@ void bind_program(nb::module_ &m) {
         .def("route_experts", &route_experts, "weights"_a, "experts"_a, "logits"_a, "correction"_a = FloatList{},
              "score"_a = "softmax", "renormalize"_a = true, "weight_scale"_a = 1.0f, "num_groups"_a = 1,
              "num_open_groups"_a = 1, "scores_top2"_a = true)
+        .def("part_identities", &Program::part_identities, "weights"_a, "experts"_a, "share_of"_a, "from_weights"_a,
+             "from_experts"_a, "num_experts"_a)
         .def("grouped_experts", &grouped_experts, "out"_a, "x"_a, "weights"_a, "experts"_a, "buffers"_a, "up"_a,
              "down"_a, "up_bias"_a = FloatList{}, "down_bias"_a = FloatList{}, "activation"_a = "silu",
              "is_gated"_a = true, "clamp"_a = 0.0f, nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>())

@@ -169,6 +169,40 @@ void Program::route_experts(const View &weights, const View &experts, const View
         {reads(logits, 1), writes(weights, 1), writes(experts, 1)}, table.route_scratch(options));
 }
 
+void Program::part_identities(const View &weights, const View &experts, const View &share_of, const View &from_weights,
+                              const View &from_experts, std::int64_t num_experts) {
+    const std::int64_t count = from_weights.cols;
+    for (const View *view : {&weights, &experts, &from_weights, &from_experts}) check(*view, count);
+    check(share_of, 1);
+    for (const View *view : {&weights, &experts, &share_of, &from_weights, &from_experts})
+        if (view->dtype != Dtype::f32 || view->rows != from_weights.rows) refuse("routing is in float32, a row a token");
+    if (num_experts < 1) refuse("there must be an expert besides those that give back their input");
+    add_record(
+        [=, this](const Step &step, const Context &context) {
+            std::int64_t begin, end;
+            share(step.rows_of(from_weights.rows), context, &begin, &end);
+            const auto floats = [this](const View &view, std::int64_t row) {
+                return reinterpret_cast<float *>(at(view)) + row * view.stride;
+            };
+            const auto numbers = [this](const View &view, std::int64_t row) {
+                return reinterpret_cast<std::int32_t *>(at(view)) + row * view.stride;
+            };
+            for (std::int64_t row = begin; row < end; ++row) {
+                float total = 0;
+                for (std::int64_t i = 0; i < count; ++i) {
+                    const float weight = floats(from_weights, row)[i];
+                    const std::int32_t expert = numbers(from_experts, row)[i];
+                    const bool is_identity = expert >= num_experts;
+                    total += is_identity ? weight : 0;
+                    floats(weights, row)[i] = is_identity ? 0 : weight;
+                    numbers(experts, row)[i] = is_identity ? 0 : expert;
+                }
+                floats(share_of, row)[0] = total;
+            }
+        },
+        {reads(from_weights, 1), reads(from_experts, 1), writes(weights, 1), writes(experts, 1), writes(share_of, 1)});
+}
+
 void Program::grouped_experts(const View &out, const View &x, const View &weights, const View &experts,
                               const ExpertBuffers &buffers, const Stack &up, const Stack &down,
                               ExpertOptions options) {

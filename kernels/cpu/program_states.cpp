@@ -171,6 +171,46 @@ void Program::gated_delta(const View &out, const DeltaViews &in, const States &s
         table.delta_scratch(args));
 }
 
+void Program::lru_inputs(const View &taken, const View &dt, const View &one, const View &x, const View &input_gates,
+                         const View &decay_gates, std::vector<float> input_bias, std::vector<float> decay_bias,
+                         std::vector<float> log_rate) {
+    for (const View *view : {&taken, &dt, &input_gates, &decay_gates}) {
+        check(*view, x.cols);
+        want_same(*view, x, "x, each result and each gate");
+    }
+    check(one, 1);
+    want_same(one, x, "one and x");
+    for (const View *view : {&taken, &dt, &one}) want_dense(*view, "each result");
+    for (const std::vector<float> *vector : {&input_bias, &decay_bias, &log_rate})
+        if (static_cast<std::int64_t>(vector->size()) != x.cols) refuse("biases and rates need a number for each channel");
+    if (x.rows != Rows::tokens) refuse("a recurrent unit reads rows of tokens");
+    LruArgs args{};
+    args.x = at(x);
+    args.input_gates = at(input_gates);
+    args.decay_gates = at(decay_gates);
+    args.taken = at(taken);
+    args.dt = at(dt);
+    args.one = at(one);
+    args.dtype = x.dtype;
+    args.n = x.cols;
+    args.x_stride = x.stride;
+    args.input_stride = input_gates.stride;
+    args.decay_stride = decay_gates.stride;
+    const Kernels &table = kernels();
+    add_record(
+        [=, &table, input_bias = std::move(input_bias), decay_bias = std::move(decay_bias),
+         log_rate = std::move(log_rate)](const Step &step, const Context &context) {
+            LruArgs now = args;
+            now.num_tokens = step.num_tokens;
+            now.positions = step.positions;
+            now.input_bias = input_bias.data();
+            now.decay_bias = decay_bias.data();
+            now.log_rate = log_rate.data();
+            table.lru(now, context);
+        },
+        {reads(x), reads(input_gates), reads(decay_gates), writes(taken), writes(dt), writes(one)});
+}
+
 void Program::wkv(const View &out, const View &key, const View &value, const States &states, std::vector<float> rates,
                   std::vector<float> bonus) {
     for (const View *view : {&out, &key, &value}) check(*view, value.cols);

@@ -271,6 +271,38 @@ void wkv_of(const WkvArgs &args, const Context &context) {
     }
 }
 
+template <class T>
+void lru_of(const LruArgs &args, const Context &context) {
+    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
+    int64_t begin, end;
+    share(args.num_tokens * pieces, context, &begin, &end);
+    for (int64_t item = begin; item < end; ++item) {
+        const int64_t token = item / pieces, first = item % pieces * kPiece;
+        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+        const auto row = [=](const void *data, int64_t stride) { return static_cast<const T *>(data) + token * stride; };
+        const T *x = row(args.x, args.x_stride), *inputs = row(args.input_gates, args.input_stride);
+        const T *decays = row(args.decay_gates, args.decay_stride);
+        T *taken = static_cast<T *>(args.taken) + token * args.n, *dt = static_cast<T *>(args.dt) + token * args.n;
+        if (first == 0) from_float(static_cast<T *>(args.one) + token, 1.0f);
+        for (int64_t i = first; i < last; i += kLanes) {
+            const int64_t left = last - i;
+            const bool is_whole = left >= kLanes;
+            const auto read = [=](const auto *from) INLINE_LAMBDA {
+                return is_whole ? load_as_float(from + i) : load_tail(from + i, left);
+            };
+            const auto write = [=](T *to, V value) INLINE_LAMBDA {
+                is_whole ? store_from_float(to + i, value) : store_tail(to + i, value, left);
+            };
+            const V log_rate = read(args.log_rate);
+            const V u = exp(log_rate) * sigmoid(read(decays) + read(args.decay_bias));
+            const V root = args.positions[token] == 0 ? splat(1.0f)
+                                                      : each(u, [](float v) { return sqrtf(-expm1f(-2 * v)); });
+            write(taken, root * sigmoid(read(inputs) + read(args.input_bias)) * read(x) / u);
+            write(dt, each(u, [](float v) { return logf(expm1f(v)); }) - log_rate);
+        }
+    }
+}
+
 }  // namespace
 
 void conv(const ConvArgs &args, const Context &context) {
@@ -300,6 +332,14 @@ void delta(const DeltaArgs &args, const Context &context) {
         case Dtype::f32: return delta_of<float>(args, context);
         case Dtype::bf16: return delta_of<bf16>(args, context);
         case Dtype::f16: return delta_of<f16>(args, context);
+    }
+}
+
+void lru(const LruArgs &args, const Context &context) {
+    switch (args.dtype) {
+        case Dtype::f32: return lru_of<float>(args, context);
+        case Dtype::bf16: return lru_of<bf16>(args, context);
+        case Dtype::f16: return lru_of<f16>(args, context);
     }
 }
 

@@ -28,6 +28,7 @@ void scan(const ScanArgs &, const Context &);
 size_t delta_scratch(const DeltaArgs &);
 void delta(const DeltaArgs &, const Context &);
 void wkv(const WkvArgs &, const Context &);
+void lru(const LruArgs &, const Context &);
 
 const Kernels *table() {
     static const Kernels kernels = {
@@ -35,7 +36,7 @@ const Kernels *table() {
         rope,           act,    elementwise,           write_kv,      attention_scratch, attention,
         mean_rows,      route_scratch, route,            combine,
         modulate,       conv,          scan_scratch,     scan,     delta_scratch,     delta,
-        wkv,
+        wkv,            lru,
     };
     return &kernels;
 }

@@ -58,11 +58,11 @@ def test_our_devices_pass_all_of_it(plugins: Plugins, device: str) -> None:
     subject = Subject(open_on(plugins, device), plugins)
     results = [run_check(spec, subject) for spec in all_checks().values()]
     assert not [result for result in results if result.outcome == "failed"]
-    ops = {"store_rows", "lru_inputs"} if device == "cpu" and has_native_kernels() else set()  # what is left to torch
+    ops = {"store_rows"} if device == "cpu" and has_native_kernels() else set()  # what is left to torch
     unsupported = {f"ops.{op}.{dtype}" for op in ops for dtype in DTYPES}
     unsupported |= {"model.run_ahead", "model.warm", "model.recorded"}  # what their steps have no need of
     if device == "cpu" and has_native_kernels():
-        unsupported |= {"ranks.tokens", "ranks.collectives", "ops.part_identities"}
+        unsupported |= {"ranks.tokens", "ranks.collectives"}
     assert {result.name for result in results if result.outcome == "unsupported"} == unsupported
 
 

@@ -34,6 +34,8 @@ DECODERS = (
     "qwen3_next",
     "lfm2",
     "rwkv",
+    "recurrent_gemma",
+    "longcat_flash",
     *(
         pytest.param(name, marks=pytest.mark.slow)
         for name in (

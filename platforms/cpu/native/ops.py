@@ -34,6 +34,7 @@ _NUM_VALUES = {
     "embedding": 0,
     "linear": 1,
     "route_experts": 1,
+    "part_identities": 2,
     "grouped_experts": 3,
     "absorb_keys": 1,
     "expand_values": 1,
@@ -53,6 +54,7 @@ _NUM_VALUES = {
     "selective_scan": 4,
     "gated_delta": 5,
     "wkv": 2,
+    "lru_inputs": 3,
     "add": 2,
     "scale": 1,
     "softcap": 1,
@@ -74,6 +76,7 @@ _INPUTS = {
     "rotary_angles": ("positions", "rope_rows"),
     "gather": ("logits_indices",),
     "log_growth": ("positions",),
+    "lru_inputs": ("positions",),
     "causal_conv": ("query_start_loc", "block_tables", "slot_mappings"),
     "selective_scan": ("query_start_loc", "block_tables", "slot_mappings"),
     "gated_delta": ("query_start_loc", "block_tables", "slot_mappings"),
@@ -92,9 +95,8 @@ _STATES = {"causal_conv": 3, "selective_scan": 7, "gated_delta": 7, "wkv": 4}
 """Which argument of an op holds states."""
 
 
-TORCH_OPS = ("store_rows", "part_identities", "lru_inputs")
-"""Ops without a native form, which few models need: an encoder of images, experts that give back their input, and
-RecurrentGemma."""
+TORCH_OPS = ("store_rows",)
+"""Ops without a native form, which few models need: an encoder of images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,6 +150,12 @@ class NativeProgram:
             quantize_x=weight.name in self._quantize_x,
         )
 
+    def _part_identities(self, i: Instruction) -> None:
+        weights, experts, share = (self._view(value) for value in i.outputs)
+        from_weights, from_experts = (self._view(value) for value in i.inputs)
+        num_experts = i.attrs["num_experts"]
+        self._program.part_identities(weights, experts, share, from_weights, from_experts, num_experts)
+
     def _route_experts(self, i: Instruction) -> None:
         logits, correction = i.inputs
         weights, experts = i.outputs
@@ -360,6 +366,12 @@ class NativeProgram:
             self._rates(a_log),
             self._floats(bonus),
         )
+
+    def _lru_inputs(self, i: Instruction) -> None:
+        taken, dt, one = (self._view(value) for value in i.outputs)
+        x, input_gates, decay_gates = (self._view(value) for value in i.inputs[:3])
+        input_bias, decay_bias, log_rate = (self._floats(vector) for vector in i.inputs[3:6])
+        self._program.lru_inputs(taken, dt, one, x, input_gates, decay_gates, input_bias, decay_bias, log_rate)
 
     # ---- elementwise and shapes ---------------------------------------------------------------------------
     def _add(self, i: Instruction) -> None:

@@ -117,6 +117,11 @@ class Tracer:
         self._record("route_experts", (logits, correction), outputs, **options)
         return outputs
 
+    def part_identities(self, weights: Value, experts: Value, *, num_experts: int) -> tuple[Value, Value, Value]:
+        outputs = self._like(weights), self._like(experts), self._new(weights.rows, 1, "float32")
+        self._record("part_identities", (weights, experts), outputs, num_experts=num_experts)
+        return outputs
+
     def grouped_experts(
         self,
         x: Value,
@@ -279,6 +284,21 @@ class Tracer:
     ) -> tuple[Value, StateRef]:
         inputs = (x, dt, b, c, a_log, d, dt_bias, state, query_start_loc, from_slots, to_slots)
         return self._emit("selective_scan", inputs, self._like(x), dt_min=dt_min, dt_max=dt_max), state
+
+    def lru_inputs(
+        self,
+        x: Value,
+        input_gates: Value,
+        decay_gates: Value,
+        input_bias: ParamRef,
+        decay_bias: ParamRef,
+        log_rate: ParamRef,
+        positions: InputRef,
+    ) -> tuple[Value, Value, Value]:
+        outputs = self._like(x), self._like(x), self._new(x.rows, 1, x.dtype)
+        inputs = (x, input_gates, decay_gates, input_bias, decay_bias, log_rate, positions)
+        self._record("lru_inputs", inputs, outputs)
+        return outputs
 
     def gated_delta(
         self,
