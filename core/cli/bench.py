@@ -8,7 +8,7 @@ import click
 from ..errors import ConfigError
 from ..json_text import parse_json
 from .options import engine_config, engine_options, json_option
-from .output import print_json, print_table, write_json
+from .output import check_writable, print_json, print_table, write_json
 
 
 @click.group()
@@ -226,9 +226,12 @@ def ops(
 
         require_matplotlib()
 
-    from .bench_ops import LOADS, measure_ops, read_loads
+    for file in filter(None, (output, png)):
+        check_writable(Path(file))
 
-    loads = LOADS if shapes == "model" else read_loads(Path(shapes))
+    from .bench_ops import measure_ops, read_loads
+
+    loads = () if shapes == "model" else read_loads(Path(shapes))
     result = measure_ops(config, loads=loads, wanted=wanted, min_time_s=min_time)
     if output:
         write_json(Path(output), result)

@@ -70,6 +70,11 @@ class Load:
     num_tokens: int
     context: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("num_seqs", "num_tokens", "context"):
+            if type(getattr(self, name)) is not int:
+                raise TypeError(f"{name} must be a whole number, got {getattr(self, name)!r}")
+
     @property
     def name(self) -> str:
         """As tables show it."""
@@ -86,6 +91,13 @@ LOADS = (
     Load(num_seqs=1, num_tokens=512),
     Load(num_seqs=1, num_tokens=2048),
 )
+
+
+def usual_loads(longest: int) -> tuple[Load, ...]:
+    """Those of LOADS that a model of so many positions takes; of very short ones a decode and a prompt."""
+    fitting = tuple(load for load in LOADS if load.context + load.num_tokens <= longest)
+    short = max(1, longest // 2)
+    return fitting or (Load(num_seqs=1, num_tokens=1, context=short - 1), Load(num_seqs=1, num_tokens=short))
 
 
 def read_loads(path: Path) -> tuple[Load, ...]:
@@ -108,7 +120,8 @@ def measure_ops(
 ) -> dict[str, Any]:
     """Every op of the table, or the wanted ones: a row for each different call, and why others have none.
 
-    Raises ConfigError for unknown ops and for loads that are too long, Unsupported without a table of ops.
+    loads: empty for the usual ones. Raises ConfigError for unknown ops and for loads that are too long, Unsupported
+    without a table of ops.
     """
     from headrace import __version__
 
@@ -116,6 +129,7 @@ def measure_ops(
         if name not in op_names():
             raise ConfigError(f"there is no op {name}{did_you_mean(name, op_names())}")
     model = describe_model(config, _logger.info)
+    loads = loads or usual_loads(model.spec.max_position_embeddings)
     device = open_device(config)
     try:
         with_model = _open(config, model, device, loads)
@@ -157,7 +171,10 @@ def _open(config: EngineConfig, model: Model, device: Device, loads: Sequence[Lo
         raise Unsupported(f"ops are timed in the forward pass of decoders, and {model.name} is an {spec.kind}")
     longest = max(load.context + load.num_tokens for load in loads)
     if longest > spec.max_position_embeddings:
-        raise ConfigError(f"{longest} tokens are more than the {spec.max_position_embeddings} that the model takes")
+        names = ", ".join(
+            load.name for load in loads if load.context + load.num_tokens > spec.max_position_embeddings
+        )
+        raise ConfigError(f"{names}: more tokens than the {spec.max_position_embeddings} that {model.name} takes")
     dtype = resolve_dtype(config.model.dtype, spec, device.caps, blocked=model.gguf is not None).value
     runner_config = RunnerConfig(
         spec=spec,

@@ -192,7 +192,7 @@ async def run_round(
     pending = iter(requests)
 
     async def send(request: Request) -> None:
-        body = {**common, **request.body, "stream": True, "stream_options": {"include_usage": True}}
+        body = {**request.body, **common, "stream": True, "stream_options": {"include_usage": True}}
         samples.append(await target.post(request.path, body, timeout_s))
 
     async def user() -> None:

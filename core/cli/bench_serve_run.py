@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import platform
 import re
@@ -31,7 +32,7 @@ from .bench_serve import (
     read_requests,
     synthetic,
 )
-from .output import write_json
+from .output import check_writable, write_json
 
 _logger = logging.getLogger(__name__)
 
@@ -68,6 +69,10 @@ def run(config: EngineConfig, options: Options) -> dict[str, Any]:
     """Measure, write the files that were asked for, and return the result. Raises ConfigError before anything is
     started, HeadraceError if a server cannot be reached."""
     levels = _levels(options)
+    if not options.timeout_s > 0:  # NaN, too
+        raise ConfigError(f"--timeout-s must be above 0, got {options.timeout_s:g}")
+    for file in filter(None, (options.output, options.png)):
+        check_writable(Path(file))
     goodput = Goodput.parse(options.goodput) if options.goodput else None
     common = _json_object(options.body)
     if options.png:
@@ -147,7 +152,7 @@ def _levels(options: Options) -> list[Level]:
             levels = [Level(concurrency=int(part)) for part in (options.concurrency or "1,8,32").split(",")]
     except ValueError:
         levels = []
-    if not levels or any(level.rate <= 0 and level.concurrency <= 0 for level in levels):
+    if not levels or not all(0 < level.rate < math.inf or level.concurrency > 0 for level in levels):
         raise ConfigError("--concurrency takes whole numbers and --rate numbers above 0, separated by commas")
     return list(dict.fromkeys(levels))
 

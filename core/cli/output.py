@@ -15,6 +15,17 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=not is_utf8, default=str) + "\n")
 
 
+def check_writable(path: Path) -> None:
+    """Raise ConfigError for a file that cannot be written, before what it is for has taken its time."""
+    try:
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """The same as a file. Raises ConfigError."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.core.cli import exits
-from headrace.core.cli.bench_ops import LOADS
+from headrace.core.cli.bench_ops import LOADS, usual_loads
 
 LAYER_OPS = {"linear", "rope", "paged_attention", "write_kv", "act_mul", "split", "split_heads", "merge_heads"}
 STEP_OPS = {"embedding", "rotary_angles", "rms_norm", "add_rms_norm", "gather", "sample", "cast"}
@@ -96,6 +96,16 @@ def test_the_usual_loads_have_names() -> None:
     ]  # fmt: skip
 
 
+def test_short_models_get_the_loads_that_they_take(tiny_llama: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert usual_loads(8192) == LOADS
+    assert [load.name for load in usual_loads(1024)] == ["decode 1 at 512", "decode 8 at 512", "prefill 512"]
+    assert [load.name for load in usual_loads(77)] == ["decode 1 at 37", "prefill 38"]
+    assert all(load.context + load.num_tokens <= n for n in range(1, 600) for load in usual_loads(n))
+    options = ["--device", "cpu", "--load-format", "dummy", "--op", "add", "--min-time", "0.001"]
+    assert exits.run(["bench", "ops", str(tiny_llama), *options]) == 0  # 4096 positions
+    assert "decode 1 at 4096" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "content", "code", "reason"),
     [
@@ -105,7 +115,10 @@ def test_the_usual_loads_have_names() -> None:
         ([], '[{"rows": 3}]', 2, "holds no shapes"),
         ([], "[]", 2, "holds no shapes"),
         ([], '[{"num_seqs": 0, "num_tokens": 2}]', 2, "at least one sequence"),
-        ([], '[{"num_seqs": 1, "num_tokens": 9999999}]', 2, "tokens are more than"),
+        ([], '[{"num_seqs": 1, "num_tokens": 9999999}]', 2, "prefill 9999999: more tokens than the"),
+        ([], '[{"num_seqs": true, "num_tokens": 1}]', 2, "num_seqs must be a whole number, got True"),
+        ([], '[{"num_seqs": 1, "num_tokens": 1, "context": 5.5}]', 2, "context must be a whole number, got 5.5"),
+        (["--output", "/proc/nowhere/x.json"], "", 2, "cannot write /proc/nowhere/x.json: No such file"),
     ],
 )
 def test_what_is_refused(

@@ -343,6 +343,8 @@ def test_a_table_for_a_server_that_runs(served: tuple[Path, LiveServer], capsys:
     # The vocabulary that is assumed is larger than this model's: every request is an error, and shown.
     assert exits.run(arguments) == 0
     assert "10 x HTTP 400: token id" in capsys.readouterr().out
+    assert exits.run([*arguments, "--vocab-size", "300", "--body", '{"temperature": -1}']) == 0
+    assert "10 x HTTP 400: temperature must be 0 or more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -350,6 +352,12 @@ def test_a_table_for_a_server_that_runs(served: tuple[Path, LiveServer], capsys:
     [
         (["--rate", "1", "--concurrency", "1"], "two ways to make load"),
         (["--rate", "0"], "numbers above 0"),
+        (["--rate", "nan"], "numbers above 0"),
+        (["--rate", "inf"], "numbers above 0"),
+        (["--timeout-s", "0"], "--timeout-s must be above 0, got 0"),
+        (["--timeout-s", "nan"], "--timeout-s must be above 0, got nan"),
+        (["--output", "/proc/nowhere/x.json"], "cannot write /proc/nowhere/x.json: No such file"),
+        (["--png", "/"], "cannot write /: Is a directory"),
         (["--concurrency", "a"], "whole numbers"),
         (["--body", "[]"], "not a JSON object"),
         (["--workload", "/no/such.jsonl"], "cannot read the workload"),
