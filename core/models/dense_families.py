@@ -15,6 +15,7 @@ from .config import NOTHING, HFConfig, flag, number
 from .llama_like import (
     FULL,
     SLIDING,
+    ByLayer,
     all_slide,
     layer_norm,
     llama_like,
@@ -226,19 +227,14 @@ def _phi3(config: HFConfig) -> ModelSpec:
 def _apertus(config: HFConfig) -> ModelSpec:
     """Other activations than xIELU have no parameters; a GGUF file says them in its config."""
     is_xielu, alphas = config.text("hidden_act") == "xielu", config.get("xielu_alphas")
-    spec = llama_like(
+    known = None if alphas is None else ByLayer((float(p), float(n)) for p, n in alphas)
+    return llama_like(
         config.replace(hidden_act="silu") if is_xielu else config,
         rms_norm_eps=1e-5,
         qk_norm="head",
-        mlp={"gated": False, "xielu": is_xielu},
+        mlp={"gated": False, "xielu": is_xielu, "xielu_alphas": known},
         **ATTN_FLAG,
     )
-    if alphas is None:
-        return spec
-    layers = zip(spec.layers, alphas, strict=True)
-    known = (dataclasses.replace(layer.mlp, xielu_alphas=(float(p), float(n))) for layer, (p, n) in layers)
-    blocks = zip(spec.layers, known, strict=True)
-    return dataclasses.replace(spec, layers=tuple(dataclasses.replace(layer, mlp=mlp) for layer, mlp in blocks))
 
 
 def _apertus1p5(config: HFConfig) -> ModelSpec:
@@ -300,22 +296,17 @@ def _hyperclovax(config: HFConfig) -> ModelSpec:
 
 
 def _diffllama(config: HFConfig) -> ModelSpec:
-    spec = llama_like(config, rms_norm_eps=1e-5, **ATTN_FLAG)
-    attn = spec.layers[0].attn
-    if attn.num_kv_heads % 2:
-        raise ModelError(f"num_key_value_heads ({attn.num_kv_heads}) in {config.file} must be even")
-    attn = dataclasses.replace(
-        attn,
-        num_heads=2 * attn.num_heads,
-        num_kv_heads=2 * attn.num_kv_heads,
-        out_norm=NormSpec(eps=spec.norm.eps, weight=False),
-    )
-    starts = (0.8 - 0.6 * math.exp(-0.3 * i) for i in range(spec.num_layers))
-    layers = (
-        dataclasses.replace(layer, attn=dataclasses.replace(attn, difference=start))
-        for layer, start in zip(spec.layers, starts, strict=True)
-    )
-    return dataclasses.replace(spec, layers=tuple(layers))
+    num_heads = config.size("num_attention_heads")
+    num_kv_heads = config.size("num_key_value_heads", num_heads)
+    if num_kv_heads % 2:
+        raise ModelError(f"num_key_value_heads ({num_kv_heads}) in {config.file} must be even")
+    attn = {
+        "num_heads": 2 * num_heads,
+        "num_kv_heads": 2 * num_kv_heads,
+        "out_norm": rms_norm(config, 1e-5, weight=False),
+        "difference": ByLayer(0.8 - 0.6 * math.exp(-0.3 * i) for i in range(config.num_layers())),
+    }
+    return llama_like(config, rms_norm_eps=1e-5, attn=attn, **ATTN_FLAG)
 
 
 DENSE_FAMILIES: Mapping[str, Recipe] = {

@@ -15,6 +15,7 @@ from .config import HFConfig, flag
 from .llama_like import (
     FULL,
     SLIDING,
+    ByLayer,
     llama_like,
     read_activation,
     read_rope,
@@ -110,7 +111,7 @@ def _modernbert(config: HFConfig) -> ModelSpec:
         sliding_window=config.size("local_attention") // 2 + 1,
         tie_word_embeddings=False,
     )
-    spec = llama_like(
+    return llama_like(
         ropes,
         layer_types=kinds,
         activation_key="hidden_activation",
@@ -121,10 +122,9 @@ def _modernbert(config: HFConfig) -> ModelSpec:
         embed_norm=True,
         max_position_embeddings=config.size("max_position_embeddings"),
         pooler=_modernbert_head(config, norm),
+        # The embedding's norm stands for that of the first attention.
+        layer={"attn_pre_norm": ByLayer(i > 0 for i in range(len(kinds)))},
     )
-    # The embedding's norm stands for that of the first attention.
-    first, *others = spec.layers
-    return dataclasses.replace(spec, layers=(dataclasses.replace(first, attn_pre_norm=False), *others))
 
 
 def _modernbert_head(config: HFConfig, norm: NormSpec) -> PoolerSpec | None:

@@ -12,7 +12,7 @@ from ..errors import ModelError
 from ..weights.names import NameTable, Stored
 from .config import NOTHING, HFConfig, flag
 from .dense_families import FLAGS, UNDER_ONE_NORM, root_of_size
-from .llama_like import FULL, SLIDING, layer_norm, llama_like, replace_attention
+from .llama_like import FULL, SLIDING, ByLayer, layer_norm, llama_like
 from .name_tables import BART_LAYER, IGNORE, gpt_names, megatron, name_table
 from .recipes import Recipe, recipe
 from .spec import ModelSpec, NormSpec
@@ -95,10 +95,8 @@ def _neox(config: HFConfig, *, rotary_pct: float = 0.25, **options: Any) -> Mode
 
 
 def _neox_japanese(config: HFConfig) -> ModelSpec:
-    spec = _neox(config, rotary_pct=1.0, norm=layer_norm, mlp=_PLAIN)
-    *layers, last = spec.layers
-    last = dataclasses.replace(last, attn=dataclasses.replace(last.attn, o_bias=True))
-    return dataclasses.replace(spec, layers=(*layers, last))
+    attn = {"o_bias": ByLayer([*[False] * (config.num_layers() - 1), True])}
+    return _neox(config, rotary_pct=1.0, norm=layer_norm, attn=attn, mlp=_PLAIN)
 
 
 def _neox_names(base: str, tensors: Mapping[str, str | Stored] = NOTHING) -> NameTable:
@@ -114,7 +112,7 @@ def _four_times(config: HFConfig) -> int:
     return 4 * config.size("hidden_size")
 
 
-def _gpt2(config: HFConfig, **options: Any) -> ModelSpec:
+def _gpt2(config: HFConfig, *, num_kv_heads: int = 0, **options: Any) -> ModelSpec:
     if config.get("add_cross_attention"):
         raise ModelError(f"{config.file} asks for cross attention, which gpt2 does not serve")
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
@@ -123,20 +121,15 @@ def _gpt2(config: HFConfig, **options: Any) -> ModelSpec:
     size = config.size("n_inner", 4 * hidden_size)
     config = config.replace(intermediate_size=size)
     scale = (hidden_size // num_heads) ** -0.5 if config.boolean("scale_attn_weights", True) else 1.0
-    spec = gpt_like(config, norm=_EPSILON, attn={"scale": scale}, num_learned_positions=num_positions, **options)
-    if not config.boolean("scale_attn_by_inverse_layer_idx", False):
-        return spec
-    layers = (
-        dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, scale=scale / (i + 1)))
-        for i, layer in enumerate(spec.layers)
-    )
-    return dataclasses.replace(spec, layers=tuple(layers))
+    falls = config.boolean("scale_attn_by_inverse_layer_idx", False)
+    scales = ByLayer(scale / (i + 1 if falls else 1) for i in range(config.num_layers()))
+    attn = {"scale": scales, "num_kv_heads": num_kv_heads or num_heads}
+    return gpt_like(config, norm=_EPSILON, attn=attn, num_learned_positions=num_positions, **options)
 
 
 def _gpt_bigcode(config: HFConfig) -> ModelSpec:
     """As many KV heads as heads unless `multi_query`."""
-    spec = _gpt2(config)
-    return replace_attention(spec, num_kv_heads=1) if config.boolean("multi_query", True) else spec
+    return _gpt2(config, num_kv_heads=1 if config.boolean("multi_query", True) else 0)
 
 
 def _openai_gpt(config: HFConfig) -> ModelSpec:
@@ -207,18 +200,18 @@ def _falcon(config: HFConfig) -> ModelSpec:
         num_kv_heads = config.size("num_kv_heads", num_heads)
     is_parallel = is_new or config.boolean("parallel_attn", True)
     has_two = is_new and config.integer("num_ln_in_parallel_attn", 2) == 2
-    spec = llama_like(
+    has_alibi = config.boolean("alibi", False)
+    head_dim = config.size("head_dim", config.size("hidden_size") // num_heads or None)
+    return llama_like(
         config.replace(num_key_value_heads=num_kv_heads),
         norm=_EPSILON,
+        has_rope="none" if has_alibi else "all",
         mlp=_PLAIN,
+        attn={"alibi_max_bias": 8.0, "alibi_scale": head_dim**-0.5} if has_alibi else NOTHING,
         attn_bias=flag("bias"),
         mlp_bias=flag("bias"),
         layer={"parallel": is_parallel, "shared_norm": is_parallel and not has_two},
     )
-    if config.boolean("alibi", False):
-        scale = spec.layers[0].attn.scale
-        spec = replace_attention(spec, rope=None, alibi_max_bias=8.0, alibi_scale=scale)
-    return spec
 
 
 def _opt(config: HFConfig) -> ModelSpec:

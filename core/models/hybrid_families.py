@@ -25,7 +25,7 @@ from .hybrids import (
     recurrent_layers,
 )
 from .latent import LATENT, latent_like
-from .llama_like import FULL, all_slide, llama_like, replace_layers, rms_norm
+from .llama_like import FULL, ByLayer, all_slide, llama_like, rms_norm
 from .mixture_families import GRANITE_EXPERTS
 from .mixtures import read_deepseek_experts, read_experts, read_shared, sparse_after, sparse_steps
 from .name_tables import CORRECTION, EXPERTS, SANDWICH, SHARED_EXPERT, SHARED_EXPERTS, glu, name_table
@@ -237,13 +237,13 @@ def _olmo_hybrid(config: HFConfig) -> ModelSpec:
         i % 4 != 3 and (num_layers > 3 or i < num_layers - 1) for i in range(num_layers)
     ]
     scale = 2.0 if config.boolean("linear_allow_neg_eigval", True) else 1.0
-    spec = olmo2_like(
+    return olmo2_like(
         config if has_rope else config.replace(rope_parameters=None),
         has_rope="all" if has_rope else "none",
         mixer=dataclasses.replace(read_delta(config, NormSpec(eps=1e-5)), beta_scale=scale),
         is_recurrent=is_recurrent,
+        layer={"pre_norm": ByLayer(is_recurrent), "post_norm": ByLayer(not one for one in is_recurrent)},
     )
-    return replace_layers(spec, lambda layer: {"pre_norm": layer.mixer is not None, "post_norm": layer.mixer is None})
 
 
 def _qwen3_next_layers(config: HFConfig) -> Sequence[bool]:

@@ -13,7 +13,7 @@ from ..weights.names import NameTable, Stored
 from .config import HFConfig, flag, number
 from .dense_families import GROWTH
 from .latent import LATENT, latent_like
-from .llama_like import replace_attention, replace_layers, rms_norm
+from .llama_like import ByLayer, replace_attention, rms_norm
 from .mixtures import read_biased_experts, read_deepseek_experts, sparse_after
 from .name_tables import CORRECTION, EXPERTS, SHARED_EXPERTS, glu, llama_names
 from .recipes import Recipe, recipe
@@ -65,13 +65,13 @@ def _longcat_flash(config: HFConfig) -> ModelSpec:
         router_bias=flag("router_bias"),
         num_identities=config.integer("zero_expert_num", 256, null=0),
     )
-    spec = latent_like(config, moe=moe, is_sparse=[i % 2 == 0 for i in range(config.num_layers())])
+    firsts = ByLayer(i % 2 == 0 for i in range(config.num_layers()))
+    spec = latent_like(config, moe=moe, is_sparse=firsts, layer={"moe_ahead": firsts})
     attn = spec.layers[0].attn
     assert attn.latent is not None
     growth = (spec.hidden_size / attn.latent.q_lora_rank) ** 0.5
     latent = dataclasses.replace(attn.latent, kv_scale=(spec.hidden_size / attn.latent.kv_lora_rank) ** 0.5)
-    spec = replace_attention(spec, scale=attn.scale * growth, latent=latent)
-    return replace_layers(spec, lambda layer: {"moe_ahead": layer.moe is not None})
+    return replace_attention(spec, scale=attn.scale * growth, latent=latent)
 
 
 def _longcat_names() -> NameTable:

@@ -38,6 +38,17 @@ TURN_A_PART = frozenset(
 whatever config.json says; llama.cpp's code heeds it always."""
 
 
+class ByLayer(tuple[Any, ...]):
+    """A value of a field for each layer."""
+
+    __slots__ = ()
+
+
+def at_layer(fields: Mapping[str, Any], layer_idx: int) -> dict[str, Any]:
+    """The fields of one layer."""
+    return {name: value[layer_idx] if isinstance(value, ByLayer) else value for name, value in fields.items()}
+
+
 def llama_like(
     config: HFConfig,
     *,
@@ -53,7 +64,7 @@ def llama_like(
     has_rope: Read[Literal["all", "none", "sliding"] | Sequence[bool]] = "all",
     moe: Read[MoeSpec | None] = None,
     is_sparse: Read[Sequence[bool]] = (),
-    mixer: Read[MixerSpec | None] = None,
+    mixer: Read[MixerSpec | ByLayer | None] = None,
     is_recurrent: Read[Sequence[bool]] = (),
     attn: Mapping[str, Any] = NOTHING,
     mlp: Mapping[str, Any] = NOTHING,
@@ -68,7 +79,7 @@ def llama_like(
     feed-forward blocks. qk_norm: query and key are normalised as the stream is, over that. in_pairs: rope turns
     neighbours, as GPT-J's. has_rope: which layers turn heads. moe: experts in the place of feed-forward blocks, in
     all layers or where is_sparse says so; mixer, is_recurrent: likewise a recurrence in that of attention. attn, mlp,
-    layer, model: fields of the specs of all layers and of the model.
+    layer, model: fields of the specs of layers, for all or `ByLayer`, and of the model.
     Raises ModelError for a missing or impossible value.
     """
     config = config.with_defaults(**{activation_key: "silu"})
@@ -84,9 +95,11 @@ def llama_like(
     kinds = tuple(read(layer_types, config)) or (FULL,) * num_layers
     if len(kinds) != num_layers:
         raise ModelError(f"{config.file} has {num_layers} layers, but layer_types names {len(kinds)}")
+    if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
+        raise ModelError(f"layer_types in {config.file} holds {unknown[0]!r}; known are {FULL} and {SLIDING}")
     norm = read(norm, config) or NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps))
     o_bias, over = read(attn_bias, config), read(qk_norm, config)
-    alike: dict[str, Any] = {
+    heads: dict[str, Any] = {
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -97,51 +110,49 @@ def llama_like(
         "qk_norm_over": over or "head",
         **read_all(attn, config),
     }
-    attention: dict[str, AttentionSpec] = {}
-    for kind in dict.fromkeys(kinds):
-        if kind not in (FULL, SLIDING):
-            raise ModelError(f"layer_types in {config.file} holds {kind!r}; known are {FULL} and {SLIDING}")
-        rope = read_rope(config, head_dim, kind)
-        attention[kind] = AttentionSpec(
-            rope=dataclasses.replace(rope, interleaved=in_pairs),
-            window=config.integer("sliding_window") if kind == SLIDING else 0,
-            **alike,
+    ropes = {kind: read_rope(config, head_dim, kind) for kind in dict.fromkeys(kinds)}
+    ropes = {kind: dataclasses.replace(rope, interleaved=in_pairs) for kind, rope in ropes.items()}
+    windows = {kind: config.integer("sliding_window") if kind == SLIDING else 0 for kind in ropes}
+    block: dict[str, Any] = {
+        "intermediate_size": config.size("intermediate_size"),
+        "activation": read_activation(config, activation_key),
+        "bias": read(mlp_bias, config),
+        **read_all(mlp, config),
+    }
+    around, turns = read_all(layer, config), read(has_rope, config)
+    if isinstance(turns, str):
+        turns = [turns == "all" or (turns == "sliding" and windows[kind] > 0) for kind in kinds]
+    experts, recurrence = read(moe, config), read(mixer, config)
+    sparse = [False] * num_layers if experts is None else read(is_sparse, config) or [True] * num_layers
+    recurrent = [False] * num_layers if recurrence is None else read(is_recurrent, config) or [True] * num_layers
+    if not len(sparse) == len(recurrent) == num_layers:
+        raise ModelError(
+            f"{config.file} has {num_layers} layers, but says which have experts of {len(sparse)}, and which are "
+            f"recurrent of {len(recurrent)}"
         )
-    block = MlpSpec(
-        **{
-            "intermediate_size": config.size("intermediate_size"),
-            "activation": read_activation(config, activation_key),
-            "bias": read(mlp_bias, config),
-            **read_all(mlp, config),
-        }
-    )
+    layers: list[LayerSpec] = []
+    known: dict[Any, Any] = {}  # layers share what is alike
+    for i, (kind, turn) in enumerate(zip(kinds, turns, strict=True)):
+        own = {"rope": ropes[kind] if turn else None, "window": windows[kind], **at_layer(heads, i)}
+        fields: dict[str, Any] = {"attn": AttentionSpec(**own), "mlp": MlpSpec(**at_layer(block, i))}
+        if sparse[i]:
+            fields["moe"] = experts
+        if recurrent[i]:
+            fields |= {**at_layer({"mixer": recurrence}, i), "attn": NO_ATTENTION}
+        fields = {name: known.setdefault(value, value) for name, value in fields.items()}
+        layers.append(LayerSpec(**{**fields, **at_layer(around, i)}))
     spec = ModelSpec(
         model_type=config.model_type,
         vocab_size=config.size("vocab_size"),
         hidden_size=hidden_size,
-        max_position_embeddings=_context_length(config, [each.rope for each in attention.values()]),
-        layers=tuple(LayerSpec(attn=attention[kind], mlp=block, **read_all(layer, config)) for kind in kinds),
+        max_position_embeddings=_context_length(config, list(ropes.values())),
+        layers=tuple(layers),
         norm=norm,
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         dtype=config.dtype,
         num_further_layers=config.integer("num_nextn_predict_layers", 0, null=0),
     )
-    turned = read(has_rope, config)
-    if turned in ("none", "sliding"):
-        turned = [turned == "sliding" and each.attn.window > 0 for each in spec.layers]
-    spec = spec if turned == "all" else turn_only(spec, turned)
-    if (experts := read(moe, config)) is not None:
-        spec = _replace_where(spec, read(is_sparse, config), moe=experts)
-    if (recurrence := read(mixer, config)) is not None:
-        spec = _replace_where(spec, read(is_recurrent, config), mixer=recurrence, attn=NO_ATTENTION)
     return dataclasses.replace(spec, **read_all(model, config))
-
-
-def _replace_where(spec: ModelSpec, flags: Sequence[bool], **changes: Any) -> ModelSpec:
-    """The spec with fields of layers changed where a flag is true; without flags, of all layers."""
-    layers = zip(spec.layers, flags or [True] * spec.num_layers, strict=True)
-    changed = (dataclasses.replace(layer, **changes) if flag else layer for layer, flag in layers)
-    return dataclasses.replace(spec, layers=tuple(changed))
 
 
 def windowed_layer_types(config: HFConfig) -> Sequence[str]:
@@ -193,44 +204,16 @@ def replace_mlp(spec: ModelSpec, **changes: Any) -> ModelSpec:
     return replace_layers(spec, lambda layer: {"mlp": dataclasses.replace(layer.mlp, **changes)})
 
 
-def with_biases(spec: ModelSpec, *, attention: bool, mlp: bool = False) -> ModelSpec:
-    """The spec with biases on all four projections of attention, and on those of the feed-forward blocks."""
-    return replace_mlp(replace_attention(spec, qkv_bias=attention, o_bias=attention), bias=mlp)
-
-
-def turn_pairs(spec: ModelSpec) -> ModelSpec:
-    """The spec with interleaved rope, as GPT-J has it."""
-    by_id: dict[int, RopeSpec] = {}
-
-    def change(layer: LayerSpec) -> Mapping[str, Any]:
-        rope = layer.attn.rope
-        if rope is None:
-            return {}
-        turned = by_id.setdefault(id(rope), dataclasses.replace(rope, interleaved=True))
-        return {"attn": dataclasses.replace(layer.attn, rope=turned)}
-
-    return replace_layers(spec, change)
-
-
-def turn_only(spec: ModelSpec, has_rope: Sequence[bool]) -> ModelSpec:
-    """The spec without rope where `has_rope` is false for a layer."""
-    layers = (
-        layer if keep else dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, rope=None))
-        for layer, keep in zip(spec.layers, has_rope, strict=True)
-    )
-    return dataclasses.replace(spec, layers=tuple(layers))
-
-
-def share_keys(spec: ModelSpec, kinds: Sequence[str], config: HFConfig) -> ModelSpec:
-    """The spec whose last `num_kv_shared_layers` layers read keys and values of the last layer before of their kind.
-    Raises ModelError if there is none."""
-    layers, first = list(spec.layers), spec.num_layers - config.integer("num_kv_shared_layers")
-    for i in range(max(first, 0), spec.num_layers):
-        owners = [j for j in range(first) if kinds[j] == kinds[i]]
-        if not owners:
+def shared_keys(config: HFConfig, kinds: Sequence[str]) -> ByLayer:
+    """Of AttentionSpec.kv_layer: the last `num_kv_shared_layers` layers read keys and values of the last layer before
+    of their kind. Raises ModelError if there is none."""
+    first, owners = len(kinds) - config.integer("num_kv_shared_layers"), [-1] * len(kinds)
+    for i in range(max(first, 0), len(kinds)):
+        alike = [j for j in range(first) if kinds[j] == kinds[i]]
+        if not alike:
             raise ModelError(f"{config.file} has no {kinds[i]} layer whose keys and values layer {i} could share")
-        layers[i] = dataclasses.replace(layers[i], attn=dataclasses.replace(layers[i].attn, kv_layer=owners[-1]))
-    return dataclasses.replace(spec, layers=tuple(layers))
+        owners[i] = alike[-1]
+    return ByLayer(owners)
 
 
 def replace_layers(spec: ModelSpec, change: Callable[[LayerSpec], Mapping[str, Any]]) -> ModelSpec:

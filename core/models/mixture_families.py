@@ -31,7 +31,6 @@ from .llama_like import (
     layer_norm,
     llama_like,
     patterned_layer_types,
-    turn_only,
     windowed_layer_types,
 )
 from .mixtures import (
@@ -113,6 +112,7 @@ def _cohere2_moe(config: HFConfig) -> ModelSpec:
     kinds = config.texts("layer_types") or [
         SLIDING if (place + 1) % every else FULL for place, every in zip(places, periods, strict=True)
     ]
+    has_window = config.integer("sliding_window", null=0) > 0
     eps, size = config.number("rms_norm_eps", 0.0, null=0.0), config.size("intermediate_size")
     averages = num_shared and config.text("shared_expert_combination_strategy", "average") == "average"
     score, scale = config.text("expert_selection_fn", "softmax"), 0.5 if averages else 1.0
@@ -123,16 +123,18 @@ def _cohere2_moe(config: HFConfig) -> ModelSpec:
         weight_scale=scale,
         shared=MlpSpec(intermediate_size=size * num_shared, out_scale=scale) if num_shared else None,
     )
-    spec = cohere_like(
+    return cohere_like(
         config,
         layer_types=kinds,
         norm=NormSpec(eps=eps) if eps else partial(layer_norm, bias=False),
         mlp={"intermediate_size": config.size("prefix_dense_intermediate_size", size)},
         moe=moe,
         is_sparse=is_sparse,
+        has_rope=[
+            (kind == SLIDING and has_window) or (first == 1 and not sparse)
+            for kind, sparse in zip(kinds, is_sparse, strict=False)
+        ],
     )
-    turned = (layer.attn.window > 0 or (first == 1 and layer.moe is None) for layer in spec.layers)
-    return turn_only(spec, tuple(turned))
 
 
 def _aria_experts(config: HFConfig) -> MoeSpec:

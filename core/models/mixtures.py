@@ -1,13 +1,12 @@
 """What mixtures of experts share: the spec of experts read from a config, and the layers that have them."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 from ..errors import ModelError
 from .config import HFConfig, Read, read_all
 from .llama_like import read_activation
-from .spec import MlpSpec, ModelSpec, MoeSpec
+from .spec import MlpSpec, MoeSpec
 
 
 def read_experts(config: HFConfig, *, size: str = "moe_intermediate_size", **changes: Any) -> MoeSpec:
@@ -68,15 +67,6 @@ def read_shared(config: HFConfig, *, renormalize: Read[bool]) -> MoeSpec:
     """Experts beside a gated shared one, as Qwen has them."""
     size = config.size("shared_expert_intermediate_size")
     return read_experts(config, renormalize=renormalize, shared_gated=True, shared=MlpSpec(intermediate_size=size))
-
-
-def replace_with_experts(spec: ModelSpec, moe: MoeSpec, is_sparse: Sequence[bool] = ()) -> ModelSpec:
-    """The spec with experts in the place of feed-forward blocks, in all layers or where `is_sparse` says so."""
-    flags = is_sparse or [True] * spec.num_layers
-    layers = (
-        dataclasses.replace(layer, moe=moe) if flag else layer for layer, flag in zip(spec.layers, flags, strict=True)
-    )
-    return dataclasses.replace(spec, layers=tuple(layers))
 
 
 def sparse_after(config: HFConfig, key: str = "first_k_dense_replace", default: int = 0) -> list[bool]:

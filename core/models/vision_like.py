@@ -9,7 +9,7 @@ from ..errors import ModelError
 from ..weights.names import Stored
 from .bert_like import biased_layer, read_head_dim
 from .config import HFConfig
-from .llama_like import replace_attention, replace_layers, replace_mlp, with_biases
+from .llama_like import replace_attention, replace_layers, replace_mlp
 from .name_tables import name_table
 from .spec import Activation, DenseSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from .vision_spec import ProjectorSpec, VisionSpec
@@ -87,8 +87,9 @@ def pixtral(config: HFConfig) -> tuple[ModelSpec, dict[str, Any]]:
     encoder = vit(config, norm=NormSpec(eps=1e-5), embed_norm=True, final_norm=False)
     theta = config.rope_parameters().number("rope_theta", 10000.0)
     rope = grid_rope(read_head_dim(config), alternating=True, theta=theta)
-    encoder = replace_mlp(replace_attention(encoder, rope=rope), gated=True)
-    return with_biases(encoder, attention=False), dict(patch_size=config.size("patch_size"), patch_bias=False)
+    encoder = replace_attention(encoder, rope=rope, qkv_bias=False, o_bias=False)
+    encoder = replace_mlp(encoder, gated=True, bias=False)
+    return encoder, dict(patch_size=config.size("patch_size"), patch_bias=False)
 
 
 def tower(config: HFConfig, *, num_layers: int = 0, final_norm: bool = True) -> tuple[ModelSpec, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 from ..weights.names import Stored
 from .bert_like import read_head_dim
 from .config import HFConfig
-from .llama_like import read_activation, replace_attention, replace_mlp, with_biases
+from .llama_like import read_activation, replace_attention, replace_mlp
 from .spec import DenseSpec, ModelSpec, NormSpec
 from .vision_like import Entries, VisionFamily, grid_rope, projector, vision_config, vision_entries, vit
 from .vision_spec import ProjectorSpec, VisionSpec
@@ -73,8 +73,8 @@ def _glm4v(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     norm, wide, out = NormSpec(eps=inner.number("rms_norm_eps")), inner.size("intermediate_size"), spec.hidden_size
     inner = inner.replace(intermediate_size=inner.size("out_hidden_size"))
     vision = _qwen(config, inner, spec, norm)
-    encoder = with_biases(replace_mlp(vision.encoder, gated=True), attention=False)
-    encoder = replace_attention(encoder, qkv_bias=inner.boolean("attention_bias"))
+    encoder = replace_attention(vision.encoder, qkv_bias=inner.boolean("attention_bias"), o_bias=False)
+    encoder = replace_mlp(encoder, gated=True, bias=False)
     dense = (
         DenseSpec(name="downsample", in_features=encoder.hidden_size * vision.merge**2, out_features=out),
         DenseSpec(

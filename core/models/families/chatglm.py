@@ -1,10 +1,8 @@
 """ChatGLM 2 and 3, and GLM-4 9B as first published: GLM under Megatron's names."""
 
-import dataclasses
-
 from ...errors import ModelError
-from ..config import HFConfig
-from ..llama_like import llama_like, replace_attention, replace_mlp, turn_pairs
+from ..config import HFConfig, flag
+from ..llama_like import llama_like
 from ..name_tables import name_table
 from ..spec import ModelSpec
 
@@ -36,8 +34,8 @@ def to_spec(config: HFConfig) -> ModelSpec:
         num_key_value_heads=groups or config.size("num_attention_heads"), hidden_act="silu",
         rope_theta=10000.0 * config.number("rope_ratio", 1.0), partial_rotary_factor=0.5,
     )  # fmt: skip
-    spec = turn_pairs(llama_like(config, rms_norm_eps=1e-5))
-    bias = config.boolean("add_bias_linear", False)
-    spec = replace_attention(spec, qkv_bias=bias or config.boolean("add_qkv_bias", False), o_bias=bias)
-    final_norm = config.boolean("post_layer_norm", True)
-    return dataclasses.replace(replace_mlp(spec, bias=bias), final_norm=final_norm)
+    bias = flag("add_bias_linear")
+    return llama_like(
+        config, rms_norm_eps=1e-5, in_pairs=True, attn_bias=bias, qkv_bias=flag("add_qkv_bias"), mlp_bias=bias,
+        final_norm=flag("post_layer_norm", True),
+    )  # fmt: skip

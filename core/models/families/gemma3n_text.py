@@ -1,13 +1,12 @@
 """The language model of Gemma 3n: four residual streams, a path of low rank beside attention, sparse activations,
 inputs of each layer's own, and layers that read the keys and values of others."""
 
-import dataclasses
-
 from ...errors import ModelError
 from ..config import HFConfig
-from ..llama_like import FULL, SLIDING, llama_like, replace_attention, share_keys
+from ..dense_families import ATTN_FLAG, root_of_size
+from ..llama_like import FULL, SLIDING, ByLayer, llama_like, rms_norm, shared_keys
 from ..name_tables import LAYER_INPUTS, SANDWICH, llama_names
-from ..spec import AltUpSpec, LayerSpec, ModelSpec
+from ..spec import AltUpSpec, ModelSpec
 from .gemma3_text import with_rope_per_layer_type
 
 WEIGHTS = llama_names(
@@ -33,32 +32,25 @@ def to_spec(config: HFConfig) -> ModelSpec:
     sparsities = _by_layer(config, "activation_sparsity_pattern", [0.95] * 10 * (num_layers > 10))
     kinds = config.texts("layer_types") or [SLIDING if (i + 1) % 5 else FULL for i in range(num_layers)]
     config = with_rope_per_layer_type(config.replace(intermediate_size=int(sizes[0])))
-    spec = llama_like(config, layer_types=kinds, activation_key="hidden_activation")
-    bias, no_weight = config.boolean("attention_bias", False), dataclasses.replace(spec.norm, weight=False)
-    spec = replace_attention(spec, scale=1.0, qk_norm=spec.norm, value_norm=no_weight, qkv_bias=bias, o_bias=bias)
-    alone = LayerSpec(post_norm=True, laurel_rank=config.size("laurel_rank", 64))
-    layers = (
-        dataclasses.replace(
-            alone,
-            attn=layer.attn,
-            mlp=dataclasses.replace(layer.mlp, intermediate_size=int(size), sparsity=sparsity),
-        )
-        for layer, size, sparsity in zip(spec.layers, sizes, sparsities, strict=True)
-    )
     altup = AltUpSpec(
         num_streams=config.size("altup_num_inputs", 4),
         active=config.integer("altup_active_idx", 0),
         scales_output=config.boolean("altup_correct_scale", True),
     )
-    spec = dataclasses.replace(
-        spec,
-        layers=tuple(layers),
-        embed_scale=spec.hidden_size**0.5,
+    return llama_like(
+        config,
+        layer_types=kinds,
+        activation_key="hidden_activation",
+        qk_norm="head",
+        attn={"scale": 1.0, "value_norm": rms_norm(config, weight=False), "kv_layer": shared_keys(config, kinds)},
+        mlp={"intermediate_size": ByLayer(map(int, sizes)), "sparsity": ByLayer(sparsities)},
+        layer={"post_norm": True, "laurel_rank": config.size("laurel_rank", 64)},
+        embed_scale=root_of_size,
         layer_input_size=config.size("hidden_size_per_layer_input", 256),
         altup=altup,
         logit_softcap=config.number("final_logit_softcapping", 30.0, null=0.0),
+        **ATTN_FLAG,
     )
-    return share_keys(spec, kinds, config)
 
 
 def _by_layer(config: HFConfig, key: str, default: object) -> list[float]:

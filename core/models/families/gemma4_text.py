@@ -1,14 +1,16 @@
 """Gemma 4, text only: keys and values that layers share, inputs of each layer, experts beside the dense block."""
 
-import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...errors import ModelError
 from ...weights.names import Stored
 from ..config import HFConfig
-from ..llama_like import FULL, SLIDING, llama_like, read_rope, share_keys
+from ..dense_families import ATTN_FLAG, root_of_size
+from ..llama_like import FULL, SLIDING, ByLayer, llama_like, read_rope, rms_norm, shared_keys
 from ..mixtures import read_experts
 from ..name_tables import LAYER_INPUTS, SANDWICH, llama_names
-from ..spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from ..spec import ModelSpec
 
 WEIGHTS = llama_names(
     {
@@ -44,40 +46,44 @@ def to_spec(config: HFConfig) -> ModelSpec:
     num_layers = config.num_layers()
     kinds = list(config.texts("layer_types")) or [FULL if i % 6 == 5 else SLIDING for i in range(num_layers)]
     kinds[-1] = FULL
-    spec = llama_like(config, layer_types=kinds)
     first_shared = num_layers - config.integer("num_kv_shared_layers")
-    wide = 2 if config.boolean("use_double_wide_mlp", False) else 1
-    has_experts = config.boolean("enable_moe_block", False)
-    moe = read_experts(config, router_scale=spec.hidden_size**-0.5) if has_experts else None
-    alone = LayerSpec(moe=moe, moe_beside=has_experts, post_norm=True, has_scalar=True)
-
-    def finish(i: int, layer: LayerSpec) -> LayerSpec:
-        attn, mlp = _attention(config, layer.attn, kinds[i], i), layer.mlp
-        if i >= first_shared:
-            mlp = dataclasses.replace(mlp, intermediate_size=mlp.intermediate_size * wide)
-        return dataclasses.replace(alone, attn=attn, mlp=mlp)
-
-    spec = dataclasses.replace(
-        spec,
-        layers=tuple(finish(i, layer) for i, layer in enumerate(spec.layers)),
-        embed_scale=spec.hidden_size**0.5,
+    size, wide = config.size("intermediate_size"), 2 if config.boolean("use_double_wide_mlp", False) else 1
+    has_experts, hidden_size = config.boolean("enable_moe_block", False), config.size("hidden_size")
+    return llama_like(
+        config,
+        layer_types=kinds,
+        qk_norm="head",
+        attn=_attention(config, kinds),
+        mlp={"intermediate_size": ByLayer(size * wide if i >= first_shared else size for i in range(num_layers))},
+        moe=read_experts(config, router_scale=hidden_size**-0.5) if has_experts else None,
+        layer={"moe_beside": has_experts, "post_norm": True, "has_scalar": True},
+        embed_scale=root_of_size,
         layer_input_size=config.integer("hidden_size_per_layer_input", 256, null=0),
         logit_softcap=config.number("final_logit_softcapping", 0.0, null=0.0),
+        **ATTN_FLAG,
     )
-    return share_keys(spec, kinds, config)
 
 
-def _attention(config: HFConfig, attn: AttentionSpec, kind: str, layer_idx: int) -> AttentionSpec:
-    norm, bias = NormSpec(eps=config.number("rms_norm_eps", 1e-6)), config.boolean("attention_bias", False)
-    value_is_key = kind == FULL and config.boolean("attention_k_eq_v", False)
+def _attention(config: HFConfig, kinds: Sequence[str]) -> Mapping[str, Any]:
+    """Fields of each layer's attention."""
+    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
     by_layer = {int(key): value for key, value in config.mapping("per_layer_config").items()}
-    own = HFConfig(by_layer.get(layer_idx, {}), file=config.file)
-    if not by_layer and kind == FULL:
-        kv_heads = config.get("num_global_key_value_heads") if value_is_key else None
-        own = own.replace(head_dim=config.size("global_head_dim", 512), num_key_value_heads=kv_heads)
-    head_dim, kv_heads = own.size("head_dim", attn.head_dim), own.size("num_key_value_heads", attn.num_kv_heads)
-    return dataclasses.replace(
-        attn, num_kv_heads=kv_heads, head_dim=head_dim, scale=1.0, rope=read_rope(config, head_dim, kind),
-        qk_norm=norm, value_norm=dataclasses.replace(norm, weight=False), value_is_key=value_is_key, qkv_bias=bias,
-        o_bias=bias,
-    )  # fmt: skip
+    head_dims, kv_heads, is_key = list[int](), list[int](), list[bool]()
+    for i, kind in enumerate(kinds):
+        value_is_key = kind == FULL and config.boolean("attention_k_eq_v", False)
+        own = HFConfig(by_layer.get(i, {}), file=config.file)
+        if not by_layer and kind == FULL:
+            num = config.get("num_global_key_value_heads") if value_is_key else None
+            own = own.replace(head_dim=config.size("global_head_dim", 512), num_key_value_heads=num)
+        head_dims.append(own.size("head_dim", config.size("head_dim", hidden_size // num_heads or None)))
+        kv_heads.append(own.size("num_key_value_heads", config.size("num_key_value_heads", num_heads)))
+        is_key.append(value_is_key)
+    return {
+        "num_kv_heads": ByLayer(kv_heads),
+        "head_dim": ByLayer(head_dims),
+        "scale": 1.0,
+        "rope": ByLayer(read_rope(config, dim, kind) for dim, kind in zip(head_dims, kinds, strict=True)),
+        "value_norm": rms_norm(config, weight=False),
+        "value_is_key": ByLayer(is_key),
+        "kv_layer": shared_keys(config, kinds),
+    }

@@ -1,13 +1,14 @@
 """Laguna: experts by sigmoid, gated attention, and a number of heads of each layer's own."""
 
-import dataclasses
-from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from ...errors import ModelError
 from ...weights.names import Stored
 from ..config import HFConfig
-from ..llama_like import FULL, llama_like, replace_attention, with_biases
-from ..mixtures import read_experts, replace_with_experts, sparse_after
+from ..dense_families import ATTN_FLAG
+from ..llama_like import ByLayer, llama_like
+from ..mixtures import read_experts, sparse_after
 from ..name_tables import EXPERTS, llama_names
 from ..spec import MlpSpec, ModelSpec
 
@@ -35,18 +36,13 @@ def to_spec(config: HFConfig) -> ModelSpec:
     )  # fmt: skip
     if config.boolean("moe_apply_router_weight_on_input", False):
         raise ModelError(f"moe_apply_router_weight_on_input in {config.file} must be false")
-    num_layers = config.num_layers()
-    spec = llama_like(config, layer_types=config.texts("layer_types") or [FULL] * num_layers)
-    spec = with_biases(spec, attention=config.boolean("attention_bias", False))
-    spec = replace_attention(
-        spec,
-        qk_norm=spec.norm,
-        gated=True,
-        gate_by_head=config.get("gating", True) != "per-element",
-        gate_activation="softplus",
-    )
+    attn: dict[str, Any] = {
+        "gated": True,
+        "gate_by_head": config.get("gating", True) != "per-element",
+        "gate_activation": "softplus",
+    }
     if config.get("num_attention_heads_per_layer"):
-        spec = _with_heads(spec, config.indices("num_attention_heads_per_layer"), config.file)
+        attn["num_heads"] = _heads(config)
     shared = MlpSpec(intermediate_size=config.size("shared_expert_intermediate_size", 512))
     moe = read_experts(
         config,
@@ -56,14 +52,19 @@ def to_spec(config: HFConfig) -> ModelSpec:
         router_softcap=config.number("moe_router_logit_softcapping", 0.0),
         shared=shared,
     )
-    return replace_with_experts(spec, moe, sparse_after(config, "first_k_dense_replace", 1))
-
-
-def _with_heads(spec: ModelSpec, heads: Sequence[int], file: str) -> ModelSpec:
-    if len(heads) != spec.num_layers or any(not n or n % spec.layers[0].attn.num_kv_heads for n in heads):
-        raise ModelError(f"num_attention_heads_per_layer in {file} must list multiples of num_key_value_heads")
-    layers = (
-        dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, num_heads=n))
-        for layer, n in zip(spec.layers, heads, strict=True)
+    return llama_like(
+        config,
+        layer_types=lambda config: config.texts("layer_types"),
+        qk_norm="head",
+        attn=attn,
+        moe=moe,
+        is_sparse=partial(sparse_after, default=1),
+        **ATTN_FLAG,
     )
-    return dataclasses.replace(spec, layers=tuple(layers))
+
+
+def _heads(config: HFConfig) -> ByLayer:
+    heads, num_kv_heads = config.indices("num_attention_heads_per_layer"), config.size("num_key_value_heads")
+    if len(heads) != config.num_layers() or any(not n or n % num_kv_heads for n in heads):
+        raise ModelError(f"num_attention_heads_per_layer in {config.file} must list multiples of num_key_value_heads")
+    return ByLayer(heads)

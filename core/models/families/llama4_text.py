@@ -1,13 +1,15 @@
 """Llama 4, text only: every fourth layer without rope, experts beside a shared one, weights on their input."""
 
 import dataclasses
+from functools import partial
 
 from ...weights.names import Stored
 from ..config import HFConfig
-from ..llama_like import llama_like, replace_attention, replace_mlp, turn_only, turn_pairs
-from ..mixtures import read_experts, replace_with_experts
+from ..dense_families import ATTN_FLAG
+from ..llama_like import ByLayer, llama_like, rope_by_interval
+from ..mixtures import read_experts
 from ..name_tables import llama_names
-from ..spec import LayerSpec, MlpSpec, ModelSpec, NormSpec
+from ..spec import MlpSpec, ModelSpec, NormSpec
 
 _FF = "feed_forward."
 WEIGHTS = llama_names(
@@ -29,39 +31,35 @@ def to_spec(config: HFConfig) -> ModelSpec:
         num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, hidden_act="silu", rope_theta=500000.0,
         num_local_experts=16, num_experts_per_tok=1, intermediate_size_mlp=16384,
     )  # fmt: skip
-    num_layers, interval = config.num_layers(), config.size("no_rope_layer_interval", 4)
-    has_rope = config.flags("no_rope_layers") or tuple((i + 1) % interval != 0 for i in range(num_layers))
-    spec = turn_pairs(llama_like(config, rms_norm_eps=1e-5))
-    spec = turn_only(replace_mlp(spec, intermediate_size=config.size("intermediate_size_mlp")), has_rope)
-    bias = config.boolean("attention_bias", False)
-    spec = replace_attention(spec, qkv_bias=bias, o_bias=bias)
-    norm = NormSpec(eps=spec.norm.eps, weight=False) if config.boolean("use_qk_norm", True) else None
-    grows = config.boolean("attn_temperature_tuning", True)
+    num_layers, has_rope = config.num_layers(), rope_by_interval(config)
+    norm = NormSpec(eps=config.number("rms_norm_eps", 1e-5), weight=False)
+    norms, grows = config.boolean("use_qk_norm", True), config.boolean("attn_temperature_tuning", True)
     scale, length = config.number("attn_scale", 0.1), config.size("floor_scale", 8192)
-
-    def finish(layer: LayerSpec) -> LayerSpec:
-        if layer.attn.rope is not None:
-            attn = dataclasses.replace(layer.attn, qk_norm=norm, norm_after_rope=True)
-        elif grows:
-            attn = dataclasses.replace(
-                layer.attn, temperature_scale=scale, temperature_length=length, temperature_shift=1
-            )
-        else:
-            attn = layer.attn
-        return dataclasses.replace(layer, attn=attn)
-
-    longest = min(spec.max_position_embeddings, config.size("attention_chunk_size", 8192))
-    layers = tuple(finish(layer) for layer in spec.layers)
-    spec = dataclasses.replace(spec, layers=layers, max_position_embeddings=longest)
-    size = config.size("intermediate_size")
-    moe = read_experts(
-        config,
-        size="intermediate_size",
-        score="sigmoid",
-        renormalize=False,
-        scale_input=True,
-        shared=MlpSpec(intermediate_size=size, activation=spec.layers[0].mlp.activation),
-    )
+    shared = MlpSpec(intermediate_size=config.size("intermediate_size"))
     step, listed = config.size("interleave_moe_layer_step", 1), config.get("moe_layers")
-    is_sparse = [i in listed if isinstance(listed, list) else (i + 1) % step == 0 for i in range(num_layers)]
-    return replace_with_experts(spec, moe, is_sparse)
+    spec = llama_like(
+        config,
+        rms_norm_eps=1e-5,
+        in_pairs=True,
+        has_rope=has_rope,
+        attn={
+            "qk_norm": ByLayer(norm if norms and turns else None for turns in has_rope),
+            "norm_after_rope": ByLayer(has_rope),
+            "temperature_scale": ByLayer(scale if grows and not turns else 0.0 for turns in has_rope),
+            "temperature_length": ByLayer(length if grows and not turns else 1 for turns in has_rope),
+            "temperature_shift": ByLayer(int(grows and not turns) for turns in has_rope),
+        },
+        mlp={"intermediate_size": config.size("intermediate_size_mlp")},
+        moe=partial(
+            read_experts,
+            size="intermediate_size",
+            score="sigmoid",
+            renormalize=False,
+            scale_input=True,
+            shared=shared,
+        ),
+        is_sparse=[i in listed if isinstance(listed, list) else (i + 1) % step == 0 for i in range(num_layers)],
+        **ATTN_FLAG,
+    )
+    longest = min(spec.max_position_embeddings, config.size("attention_chunk_size", 8192))
+    return dataclasses.replace(spec, max_position_embeddings=longest)

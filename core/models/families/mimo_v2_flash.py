@@ -1,14 +1,14 @@
 """MiMo-V2-Flash: experts by sigmoid, values smaller than keys, and sinks and more KV heads in sliding layers."""
 
-import dataclasses
+from functools import partial
 
 from ...errors import ModelError
 from ...weights.names import Stored
-from ..config import HFConfig
-from ..llama_like import FULL, SLIDING, llama_like, replace_attention, replace_layers
-from ..mixtures import read_deepseek_experts, replace_with_experts, sparse_after
+from ..config import HFConfig, flag, number
+from ..llama_like import FULL, SLIDING, ByLayer, llama_like
+from ..mixtures import read_deepseek_experts, sparse_after
 from ..name_tables import CORRECTION, EXPERTS, llama_names
-from ..spec import AttentionSpec, ModelSpec
+from ..spec import ModelSpec
 
 _SINKS = Stored(name="self_attn.attention_sink_bias", also=("self_attn.sinks",))
 WEIGHTS = llama_names(EXPERTS, tensors={**CORRECTION, "attn.sinks": _SINKS}, ignore=(r"^model\.mtp\.",))
@@ -28,16 +28,22 @@ def to_spec(config: HFConfig) -> ModelSpec:
         config = config.replace(sliding_window=config.size("sliding_window_size") + 1)
     num_layers, scale = config.num_layers(), config.number("routed_scaling_factor", 1.0, null=1.0)
     kinds = config.texts("layer_types") or [SLIDING if i and (i + 1) % 6 else FULL for i in range(num_layers)]
-    spec = llama_like(config, layer_types=kinds, rms_norm_eps=1e-5)
-    spec = replace_attention(
-        spec,
-        qkv_bias=config.boolean("attention_bias", False),
-        v_head_dim=_value_size(config),
-        out_scale=config.number("attention_value_scale", 0.707, null=1.0),
+    slides = [kind == SLIDING and config.integer("sliding_window") > 0 for kind in kinds]
+    num_kv_heads = config.size("num_key_value_heads", config.size("num_attention_heads"))
+    return llama_like(
+        config,
+        layer_types=kinds,
+        rms_norm_eps=1e-5,
+        qkv_bias=flag("attention_bias"),
+        attn={
+            "num_kv_heads": ByLayer(num_kv_heads * (2 if one else 1) for one in slides),
+            "sinks": ByLayer(slides),
+            "v_head_dim": _value_size,
+            "out_scale": number("attention_value_scale", 0.707, null=1.0),
+        },
+        moe=read_deepseek_experts(config.replace(routed_scaling_factor=scale)),
+        is_sparse=partial(sparse_after, default=1),
     )
-    spec = replace_layers(spec, lambda layer: {"attn": _with_sinks(layer.attn)})
-    moe = read_deepseek_experts(config.replace(routed_scaling_factor=scale))
-    return replace_with_experts(spec, moe, sparse_after(config, "first_k_dense_replace", 1))
 
 
 def _value_size(config: HFConfig) -> int:
@@ -47,9 +53,3 @@ def _value_size(config: HFConfig) -> int:
             f"v_head_dim ({size}) in {config.file} is more than head_dim ({head_dim}), which is not served"
         )
     return size if size < head_dim else 0
-
-
-def _with_sinks(attn: AttentionSpec) -> AttentionSpec:
-    if not attn.window:
-        return attn
-    return dataclasses.replace(attn, sinks=True, num_kv_heads=2 * attn.num_kv_heads)

@@ -5,7 +5,7 @@ import dataclasses
 from ...errors import ModelError
 from ..config import HFConfig
 from ..hybrids import BACKBONE, mixer_modules, mixer_tensors, read_mamba2
-from ..llama_like import llama_like, read_activation, turn_only
+from ..llama_like import llama_like, read_activation
 from ..mixtures import read_deepseek_experts
 from ..name_tables import name_table
 from ..spec import LayerSpec, MlpSpec, ModelSpec, NormSpec
@@ -59,7 +59,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
         mamba_d_state="ssm_state_size", mamba_d_conv="conv_kernel", mamba_proj_bias="use_bias",
         mamba_conv_bias="use_conv_bias",
     )  # fmt: skip
-    spec = turn_only(llama_like(config), [False] * len(kinds))
+    spec = llama_like(config, has_rope="none")
     activation = read_activation(config, "mlp_hidden_act")
     mlp = MlpSpec(
         intermediate_size=config.size("intermediate_size"),

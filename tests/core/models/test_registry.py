@@ -79,3 +79,14 @@ def test_model_types_are_files_entries_aliases_or_wrappers_and_never_two_of_them
 def test_a_config_without_model_type_says_so() -> None:
     with pytest.raises(ModelError, match="config.json lacks the key 'model_type'"):
         read_spec(HFConfig({"hidden_size": 5}))
+
+
+def test_a_list_of_layers_with_experts_of_another_length_is_named() -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4}
+    config = HFConfig(
+        {"model_type": "jamba", **sizes, "num_attention_heads": 8, "mlp_layer_types": ["sparse", "dense"]}
+    )
+    with pytest.raises(
+        ModelError, match="has 4 layers, but says which have experts of 2, and which are recurrent of 4"
+    ):
+        read_spec(config)
