@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from .llm_inputs import (
     as_conversations,
     as_many,
     as_messages,
+    as_recordings,
     as_texts,
     check_keys,
     check_salt,
@@ -296,8 +297,7 @@ class LLM:
         from .audio.whisper import Transcriber, TranscriptionParams
 
         params = params or TranscriptionParams()
-        is_one = isinstance(audio, str | bytes | Path | np.ndarray)
-        many: Sequence[Any] = [audio] if is_one else cast(Sequence[Any], audio)
+        many = as_recordings(audio)
         jobs = [
             Transcriber(model, each if isinstance(each, np.ndarray) else read_audio(each), params) for each in many
         ]

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from .errors import RequestError
 from .sampling.params import SamplingParams
@@ -66,6 +69,17 @@ def as_messages(conversation: object) -> list[Any]:
                 code="invalid_messages",
             )
     return messages
+
+
+def as_recordings(audio: object) -> list[Any]:
+    """One recording or several as a list. Raises RequestError."""
+    many = as_many(audio, "recordings", lambda given: isinstance(given, str | bytes | Path | np.ndarray))
+    for each in many:
+        if not isinstance(each, str | bytes | Path | np.ndarray):
+            raise RequestError(
+                f"a recording is a file, the bytes of one, or samples in an array, got {describe(each)}"
+            )
+    return many
 
 
 def flat_options(options: Mapping[str, Any]) -> dict[str, Any]:

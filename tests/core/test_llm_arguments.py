@@ -13,6 +13,7 @@ from headrace import LLM, SamplingParams
 from headrace.core.beam_search import BeamSearchParams
 from headrace.core.errors import CapacityError, ConfigError, ModelError, RequestError
 from tiny_server_model import tiny_server_model
+from tiny_speech import tiny_whisper
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3)
 
@@ -247,6 +248,15 @@ def test_embeddings_of_what_is_no_text(folder: Path) -> None:
                 llm.score("x", query)  # type: ignore[arg-type]
         assert llm.embed([]) == []
         assert len(llm.embed({"prompt_token_ids": np.array([1, 2])})) == 1
+
+
+def test_recordings_that_are_none(tmp_path: Path) -> None:
+    with LLM(tiny_whisper(tmp_path / "whisper"), device="cpu", load_format="dummy", threads=1) as llm:
+        wrong: list[Any] = [5, None, {}, {"a"}, [5], [None]]
+        for given in wrong:
+            with pytest.raises(RequestError, match="recording"):
+                llm.transcribe(given)
+        assert llm.transcribe([]) == []
 
 
 def test_threads_share_the_steps(llm: LLM) -> None:
