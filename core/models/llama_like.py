@@ -122,25 +122,18 @@ def llama_like(
     around, turns = read_all(layer, config), read(has_rope, config)
     if isinstance(turns, str):
         turns = [turns == "all" or (turns == "sliding" and windows[kind] > 0) for kind in kinds]
-    experts, recurrence = read(moe, config), read(mixer, config)
-    sparse = [False] * num_layers if experts is None else read(is_sparse, config) or [True] * num_layers
-    recurrent = [False] * num_layers if recurrence is None else read(is_recurrent, config) or [True] * num_layers
-    if not len(sparse) == len(recurrent) == num_layers:
-        raise ModelError(
-            f"{config.file} has {num_layers} layers, but says which have experts of {len(sparse)}, and which are "
-            f"recurrent of {len(recurrent)}"
-        )
+    experts = _some_layers(config, "experts", read(moe, config), is_sparse)
+    recurrences = _some_layers(config, "recurrences", read(mixer, config), is_recurrent)
     layers: list[LayerSpec] = []
     known: dict[Any, Any] = {}  # layers share what is alike
     for i, (kind, turn) in enumerate(zip(kinds, turns, strict=True)):
         own = {"rope": ropes[kind] if turn else None, "window": windows[kind], **at_layer(heads, i)}
-        fields: dict[str, Any] = {"attn": AttentionSpec(**own), "mlp": MlpSpec(**at_layer(block, i))}
-        if sparse[i]:
-            fields["moe"] = experts
-        if recurrent[i]:
-            fields |= {**at_layer({"mixer": recurrence}, i), "attn": NO_ATTENTION}
-        fields = {name: known.setdefault(value, value) for name, value in fields.items()}
-        layers.append(LayerSpec(**{**fields, **at_layer(around, i)}))
+        attention = AttentionSpec(**own) if recurrences[i] is None else NO_ATTENTION
+        attention = known.setdefault(attention, attention)
+        feed_forward = MlpSpec(**at_layer(block, i))
+        feed_forward = known.setdefault(feed_forward, feed_forward)
+        fields = {"moe": experts[i], "mixer": recurrences[i], **at_layer(around, i)}
+        layers.append(LayerSpec(attn=attention, mlp=feed_forward, **fields))
     spec = ModelSpec(
         model_type=config.model_type,
         vocab_size=config.size("vocab_size"),
@@ -153,6 +146,18 @@ def llama_like(
         num_further_layers=config.integer("num_nextn_predict_layers", 0, null=0),
     )
     return dataclasses.replace(spec, **read_all(model, config))
+
+
+def _some_layers(config: HFConfig, what: str, value: Any, where: Read[Sequence[bool]]) -> ByLayer:
+    """The value in layers whose flag is true, or in all without flags; None in others. Raises ModelError for flags of
+    another number of layers."""
+    num_layers = config.num_layers()
+    if value is None:
+        return ByLayer([None] * num_layers)
+    flags = read(where, config) or [True] * num_layers
+    if len(flags) != num_layers:
+        raise ModelError(f"{config.file} has {num_layers} layers, but says of {len(flags)} whether they have {what}")
+    return ByLayer(at_layer({what: value}, i)[what] if flag else None for i, flag in enumerate(flags))
 
 
 def windowed_layer_types(config: HFConfig) -> Sequence[str]:

@@ -86,7 +86,5 @@ def test_a_list_of_layers_with_experts_of_another_length_is_named() -> None:
     config = HFConfig(
         {"model_type": "jamba", **sizes, "num_attention_heads": 8, "mlp_layer_types": ["sparse", "dense"]}
     )
-    with pytest.raises(
-        ModelError, match="has 4 layers, but says which have experts of 2, and which are recurrent of 4"
-    ):
+    with pytest.raises(ModelError, match="has 4 layers, but says of 2 whether they have experts"):
         read_spec(config)
