@@ -296,7 +296,8 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def _check_types(group: Any) -> None:
     """Raise ConfigError for a value of another type than its field's."""
     for item in dataclasses.fields(group):
-        value, types = getattr(group, item.name), get_args(item.type) or (item.type,)
+        value = getattr(group, item.name)
+        types: tuple[Any, ...] = get_args(item.type) or (item.type,)
         has_auto = len(types) > 1
         if type(value) in types or (has_auto and value == "auto"):
             continue

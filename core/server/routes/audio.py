@@ -46,7 +46,12 @@ async def translations(request: Request) -> Response:
 
 async def _answer(request: Request, task: Task) -> Response:
     server: Server = request.app.state.server
-    body, data = await _read_form(request, server.config.server.max_body_bytes)
+    try:
+        body, data = await _read_form(request, server.config.server.max_body_bytes)
+    except ApiError:
+        server.check_model(None)
+        server.whisper()  # a model that does not listen is the better reason
+        raise
     server.check_model(body.model)
     model = server.whisper()
     wants_times = body.response_format in ("srt", "vtt", "verbose_json")

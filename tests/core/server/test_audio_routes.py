@@ -108,3 +108,11 @@ def test_a_model_of_text_does_not_listen(model_folder: Path) -> None:
     with LiveServer(model_folder) as server:
         answer = httpx.post(f"{server.url}/v1/audio/transcriptions", files={"file": ("a.wav", SHORT)})
         assert answer.status_code == 404 and "does not listen" in answer.text
+        forms: list[dict[str, Any]] = [
+            {"json": {"model": "tiny"}},
+            {"content": b"x"},
+            {"files": {"nothing": ("a.wav", SHORT)}},
+        ]
+        for form in forms:
+            answer = httpx.post(f"{server.url}/v1/audio/translations", **form)
+            assert answer.status_code == 404 and "does not listen" in answer.text
