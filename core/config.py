@@ -297,7 +297,7 @@ def _check_types(group: Any) -> None:
     """Raise ConfigError for a value of another type than its field's."""
     for item in dataclasses.fields(group):
         value = getattr(group, item.name)
-        types: tuple[Any, ...] = get_args(item.type) or (item.type,)
+        types: list[Any] = [*get_args(item.type)] or [item.type]
         has_auto = len(types) > 1
         if type(value) in types or (has_auto and value == "auto"):
             continue
