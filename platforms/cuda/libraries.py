@@ -26,7 +26,7 @@ def library_providers(triton: OpProvider, kernels: "TritonOps", arch: str) -> Se
     packed: dict[str, Callable[..., Any]] = {**_of(triton, "pack_linear", "embedding"), "linear": linear}
     found = [OpProvider(name="cublaslt", priority=55, ops=packed)]
     if find_spec("flashinfer") is not None:
-        from .flashinfer import FlashInfer
+        from headrace.kernels.torch.flashinfer import FlashInfer
 
         attention = FlashInfer(triton.ops["paged_attention"])
         trial = Trial(attention, triton)

@@ -18,9 +18,9 @@ from headrace.core.ops import OpTable, select_ops
 from headrace.core.platform import DeviceInfo, OpContext, OpProvider
 from headrace.core.plugin_loader import load_plugins
 from headrace.core.self_test import nmse, tiny_spec
+from headrace.kernels.torch.flashinfer import FlashInfer
 from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import Subject
-from headrace.platforms.cuda.flashinfer import FlashInfer
 from headrace.platforms.cuda.libraries import Trial
 from headrace.plugins.op_providers import sdpa
 from wrong_device import open_on

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headrace.kernels.torch.beside import Asked, Attend, Batch, Beside
+from .beside import Asked, Attend, Batch, Beside
 
 WORKSPACE_BYTES = 256 << 20
 
