@@ -30,6 +30,12 @@ enum class RouterScore : int { softmax, sigmoid, sparsemixer };
 constexpr int kPanel = 16;     // output rows that are packed side by side
 constexpr int kKeyPanel = 16;  // keys of a KV block that are stored side by side
 
+// How many pieces of a thread's share of a record have been begun, by whichever thread. The upper half is the step that
+// counted, so that nobody has to set it back.
+struct alignas(64) Begun {
+    uint64_t count;
+};
+
 // What a thread of a parallel region knows.
 struct Context {
     int thread;
@@ -37,12 +43,17 @@ struct Context {
     char *scratch;  // of this thread, 64-byte aligned
     void *pool;
     void (*wait)(const Context &);  // barrier over all threads of the region
+    Begun *begun;                   // [num_threads] of one record, or null: each thread keeps to its share
+    uint32_t step;                  // of that record, never 0
 };
 
-// [*begin, *end) is this thread's share of n items.
+// [*begin, *end) is a thread's share of n items, this one's by default.
+static inline void share(int64_t n, const Context &context, int64_t *begin, int64_t *end, int thread) {
+    *begin = n * thread / context.num_threads;
+    *end = n * (thread + 1) / context.num_threads;
+}
 static inline void share(int64_t n, const Context &context, int64_t *begin, int64_t *end) {
-    *begin = n * context.thread / context.num_threads;
-    *end = n * (context.thread + 1) / context.num_threads;
+    share(n, context, begin, end, context.thread);
 }
 
 struct Weight {

@@ -48,17 +48,18 @@ void few_tokens(const LinearArgs &args, const Context &context) {
     const Weight &weight = args.weight;
     const int64_t num_words = weight.padded_cols / Reader::kColumns;
     auto *words = reinterpret_cast<uint32_t *>(context.scratch);
-    int64_t begin, end;
-    share((weight.rows + kPanel - 1) / kPanel, context, &begin, &end);
-    if (begin == end) return;
+    Items items((weight.rows + kPanel - 1) / kPanel, context);
+    int64_t panel;
+    if (!items.next(&panel)) return;
     float scales[kFewTokens];
     for (int64_t token = 0; token < args.num_tokens; ++token)
         read_x<Reader>(row_of_x<T>(args, token), weight.cols, num_words, words + token * num_words, scales + token);
     with_count<1, Reader::kIsCheap ? kShared : 1>(args.num_tokens, [&](auto count) {
         constexpr int kRows = decltype(count)::value;
-        for (int64_t panel = begin; panel < end; ++panel)
+        do {
             for (int64_t token = 0; token < args.num_tokens; token += kRows)
                 tile<Reader, T, kRows>(args, words, num_words, scales, panel, token);
+        } while (items.next(&panel));
     });
 }
 

@@ -98,13 +98,13 @@ void multiply(const LinearArgs &args, const Context &context) {
     auto *scales = reinterpret_cast<float *>(context.scratch + layout.scales);
     memset(rests, 0, kTilePanels * kStepBytes);
 
-    int64_t begin, end, block = -1, rows = 0, shaped = 0;
-    share(num_blocks * num_pairs, context, &begin, &end);
+    int64_t block = -1, rows = 0, shaped = 0;
+    Items items(num_blocks * num_pairs, context);
     const bool is_copied = __is_same(Acc, I) || args.x_rows || weight.cols != padded * Reader::kColumns ||
                            (args.num_tokens > kFewTokens && args.x_stride / Reader::kColumns % kBadStride == 0);
     const int64_t x_bytes = is_copied ? (padded + kPad) * 4 : args.x_stride * static_cast<int64_t>(sizeof(T));
     const char *x = context.scratch;
-    for (int64_t item = begin; item < end; ++item) {
+    for (int64_t item; items.next(&item);) {
         const int64_t first = item / num_pairs * kBlockRows, panel = item % num_pairs * kTilePanels;
         if (item / num_pairs != block) {
             block = item / num_pairs;

@@ -73,11 +73,11 @@ struct Path {
         if (args.num_tokens > kFewTokens) return linear_blocks_many(args, context);
         const int64_t num_groups = args.weight.padded_cols / kGroup;
         auto *x = reinterpret_cast<Group<Multiply> *>(context.scratch);
-        int64_t begin, end;
-        share((args.weight.rows + kPanel - 1) / kPanel, context, &begin, &end);
-        if (begin == end) return;
+        Items items((args.weight.rows + kPanel - 1) / kPanel, context);
+        int64_t panel;
+        if (!items.next(&panel)) return;
         quantize_rows<format, T>(args, 0, args.num_tokens, x);
-        for (int64_t panel = begin; panel < end; ++panel)
+        do {
             for (int64_t token = 0; token < args.num_tokens;) {
                 const int64_t left = args.num_tokens - token;
                 const int64_t rows = left > kMostRows ? (left + 1) / 2 : left;
@@ -86,6 +86,7 @@ struct Path {
                 });
                 token += rows;
             }
+        } while (items.next(&panel));
     }
 };
 

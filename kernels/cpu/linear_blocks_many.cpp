@@ -150,9 +150,9 @@ struct Path {
         auto *sums = reinterpret_cast<Sums *>(context.scratch);
         auto *pieces = reinterpret_cast<Unpacked<Multiply> *>(sums + 1);
         auto *x = reinterpret_cast<Group<Multiply> *>(pieces + num_groups);
-        int64_t begin, end, block = -1, rows = 0;
-        share(blocks.count * num_tiles, context, &begin, &end);
-        for (int64_t item = begin; item < end; ++item) {
+        int64_t block = -1, rows = 0;
+        Items items(blocks.count * num_tiles, context);
+        for (int64_t item; items.next(&item);) {
             const int64_t first = blocks.first_of(item / num_tiles), panel = item % num_tiles * kTilePanels;
             if (item / num_tiles != block) {
                 block = item / num_tiles;

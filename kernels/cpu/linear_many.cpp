@@ -188,15 +188,15 @@ void many_tokens(const LinearArgs &args, const Context &context) {
     const int64_t num_pieces = (num_words + kPieceWords - 1) / kPieceWords;
     const int64_t piece_words = (num_words / kChains + num_pieces - 1) / num_pieces * kChains;
 
-    int64_t begin, end, block = -1, rows = 0;
-    share(blocks.count * num_tiles, context, &begin, &end);
+    int64_t block = -1, rows = 0;
+    Items items(blocks.count * num_tiles, context);
     const uint32_t *x = copy;
     // Rows of x that already are runs of words need no copy.
     const bool is_copied = __is_same(typename Reader::Acc, I) || sizeof(T) * Reader::kColumns != 4 ||
                            weight.cols != weight.padded_cols || num_words % kBadStride == 0 || args.x_rows ||
                            args.x_stride != weight.cols;
     const int64_t x_stride = is_copied ? num_words + kPad : num_words;
-    for (int64_t item = begin; item < end; ++item) {
+    for (int64_t item; items.next(&item);) {
         const int64_t first = blocks.first_of(item / num_tiles), panel = item % num_tiles * kTilePanels;
         if (item / num_tiles != block) {
             block = item / num_tiles;

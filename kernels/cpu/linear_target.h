@@ -1,6 +1,7 @@
 // Where rows of x of a linear product come from, how they are cut into blocks, and where the sums of a tile go.
 #pragma once
 
+#include "items.h"
 #include "simd.h"
 
 namespace headrace::HEADRACE_TIER {

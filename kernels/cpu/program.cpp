@@ -105,8 +105,11 @@ void Program::linear(const View &out, const View &x, const PackedWeight &weight,
                           at(out), x.stride, out.stride,  nullptr};
     const Kernels &table = kernels();
     const std::size_t scratch = quantize_x ? table.linear_blocks_scratch(most) : table.linear_scratch(most);
-    const Linear run = [=, &table, bias = std::move(bias)](const Step &step, const void *rows, std::int64_t stride,
-                                                           const Context &context) {
+    auto begun = std::make_shared<std::vector<Begun>>(static_cast<std::size_t>(num_threads()));
+    const Linear run = [=, this, &table, bias = std::move(bias)](const Step &step, const void *rows, std::int64_t stride,
+                                                                 Context context) {
+        if (static_cast<std::size_t>(context.num_threads) <= begun->size()) context.begun = begun->data();
+        context.step = step_number_;
         LinearArgs args = most;
         args.x = rows;
         args.x_stride = stride;
@@ -433,6 +436,7 @@ void Program::validate(const Step &step) const {
 void Program::run(const Step &step) {
     validate(step);
     plan_attention(step);
+    if (++step_number_ == 0) ++step_number_;
     std::size_t done = 0;
     for (const Call &call : calls_) {
         run_records(step, done, call.at);

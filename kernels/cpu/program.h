@@ -321,6 +321,7 @@ class Program {
     std::vector<Call> calls_;
     Accesses since_barrier_;
     std::optional<Prologue> prologue_;
+    std::uint32_t step_number_ = 0;  // of Context
     std::vector<std::unique_ptr<Tasks>> tasks_;
     OwnRows own_;
     std::size_t scratch_bytes_ = 0;

@@ -164,7 +164,7 @@ class Pool {
 
     Context context(int thread) {
         return {thread, size(), scratch_[static_cast<std::size_t>(thread)].get(), this,
-                [](const Context &self) { static_cast<Pool *>(self.pool)->barrier(self.thread); }};
+                [](const Context &self) { static_cast<Pool *>(self.pool)->barrier(self.thread); }, nullptr, 0};
     }
 
     void reserve(std::size_t num_bytes) {

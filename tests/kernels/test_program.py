@@ -226,6 +226,23 @@ def test_logits_do_not_depend_on_batch_or_threads(kit: Any, tier: str) -> None:
     assert all(np.array_equal(row, seen[0]) for row in seen)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_program_runs_with_other_threads_than_it_was_built_with(kit: Any, tier: str, dtype: str) -> None:
+    """Whoever takes a piece of another's share, and however often a record ran before: the bits are the same."""
+    model = Model(kit, dtype)
+    ops.set_num_threads(2)
+    program, logits, _ = model.program(model.caches())
+    seen: list[Array] = []
+    for num_threads in (2, 1, 3, 2, 5, 2):
+        ops.set_num_threads(num_threads)
+        for chunks in ([(0, 0, 20)], [(0, 20, 30), (1, 0, 9)], [(0, 29, 30)]):
+            program.run(**make_step(chunks))
+        out = np.zeros((1, VOCAB), np.float32)
+        program.read(out, logits)
+        seen.append(out[0])
+    assert all(np.array_equal(row, seen[0]) for row in seen)
+
+
 def test_errors(kit: Any) -> None:
     model = Model(kit, "float32")
     program, _, _ = model.program(model.caches())
