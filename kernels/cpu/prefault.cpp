@@ -45,58 +45,58 @@ void yield_to_all() {
 
 }  // namespace
 
-Prefault::Prefault(std::vector<Allocation> regions) : pid_(getpid()) {
-    for (Allocation &memory : regions) regions_.push_back({std::move(memory)});
+Prefault::Prefault(std::vector<Allocation> regions) : state_(new State), pid_(getpid()) {
+    for (Allocation &memory : regions) state_->regions.push_back({std::move(memory)});
     hold();
-    thread_ = std::thread([this] { run(); });
+    state_->thread = std::thread([state = state_] { state->run(); });
 }
 
 Prefault::~Prefault() {
-    if (getpid() != pid_) {  // a fork has no such thread
-        thread_.detach();
-        return;
-    }
+    if (getpid() != pid_) return;
     {
-        const std::lock_guard lock(mutex_);
-        ends_ = true;
+        const std::lock_guard lock(state_->mutex);
+        state_->ends = true;
     }
-    changed_.notify_one();
-    thread_.join();
+    state_->changed.notify_one();
+    state_->thread.join();
+    delete state_;
 }
 
 void Prefault::want(std::size_t region, std::size_t num_bytes) {
     {
-        const std::lock_guard lock(mutex_);
-        Region &of = regions_.at(region);
+        const std::lock_guard lock(state_->mutex);
+        Region &of = state_->regions.at(region);
         of.goal = std::max(of.goal, std::min(num_bytes, of.memory.num_bytes));
     }
-    changed_.notify_one();
+    state_->changed.notify_one();
 }
 
-void Prefault::hold() { held_until_.store((Clock::now() + kRest).time_since_epoch().count(), std::memory_order_relaxed); }
+void Prefault::hold() {
+    state_->held_until.store((Clock::now() + kRest).time_since_epoch().count(), std::memory_order_relaxed);
+}
 
 std::size_t Prefault::done(std::size_t region) const {
-    const std::lock_guard lock(mutex_);
-    return regions_.at(region).done;
+    const std::lock_guard lock(state_->mutex);
+    return state_->regions.at(region).done;
 }
 
-Prefault::Region *Prefault::next() {
-    const auto found = std::find_if(regions_.begin(), regions_.end(), [](const Region &r) { return r.done < r.goal; });
-    return found == regions_.end() ? nullptr : &*found;
+Prefault::Region *Prefault::State::next() {
+    const auto found = std::find_if(regions.begin(), regions.end(), [](const Region &r) { return r.done < r.goal; });
+    return found == regions.end() ? nullptr : &*found;
 }
 
-void Prefault::run() {
+void Prefault::State::run() {
     yield_to_all();
-    std::unique_lock lock(mutex_);
-    while (!ends_) {
+    std::unique_lock lock(mutex);
+    while (!ends) {
         Region *region = next();
         if (region == nullptr) {
-            changed_.wait(lock);
+            changed.wait(lock);
             continue;
         }
-        const Clock::time_point until{Clock::duration(held_until_.load(std::memory_order_relaxed))};
+        const Clock::time_point until{Clock::duration(held_until.load(std::memory_order_relaxed))};
         if (Clock::now() < until) {
-            changed_.wait_until(lock, until);
+            changed.wait_until(lock, until);
             continue;
         }
         char *data = region->memory.data + region->done;

@@ -37,17 +37,22 @@ class Prefault {
         std::size_t goal = 0, done = 0;
     };
 
-    void run();
-    // The next piece to prefault, or null. Needs the lock.
-    Region *next();
+    // Apart, since a fork must leave it as it is: nobody can wake or join a thread that is not there.
+    struct State {
+        std::mutex mutex;
+        std::condition_variable changed;
+        std::vector<Region> regions;
+        bool ends = false;
+        std::atomic<std::chrono::steady_clock::rep> held_until{0};
+        std::thread thread;
 
-    mutable std::mutex mutex_;
-    std::condition_variable changed_;
-    std::vector<Region> regions_;
-    bool ends_ = false;
-    std::atomic<std::chrono::steady_clock::rep> held_until_{0};
+        void run();
+        // The next piece to prefault, or null. Needs the lock.
+        Region *next();
+    };
+
+    State *state_;
     const int pid_;
-    std::thread thread_;
 };
 
 }  // namespace headrace

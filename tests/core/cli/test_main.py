@@ -362,6 +362,7 @@ def test_signals_leave_no_process_behind(number: signal.Signals, tiny_llama: Pat
         [sys.executable, "-c", PROGRAM, "bench", "serve", str(tiny_llama), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup is heeded, and these tests may run under it
     )
     deadline_s = time.monotonic() + 60
     while not (children := psutil.Process(process.pid).children(recursive=True)) or len(children) < 2:

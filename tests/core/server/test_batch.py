@@ -105,6 +105,7 @@ def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup is heeded, and these tests may run under it
     )
     deadline_s = time.monotonic() + 60
     while not target.exists() or not target.stat().st_size:
@@ -129,7 +130,7 @@ def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path,
         ("", "no request"),
         ("{", "line 1: not JSON"),
         ("[]", "line 1: not an object"),
-        ("[" * 100_000, "line 1: nested too deeply"),
+        ("[" * 100_000, "line 1: not JSON (nested too deeply)"),
         ('{"url": "/v1/completions", "body": {}}', "line 1: no custom_id"),
         ('{"custom_id": "a", "url": "/v1/files", "body": {}}', "line 1: url"),
         ('{"custom_id": "a", "method": "GET", "url": "/v1/completions", "body": {}}', "line 1: method"),
