@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,11 @@ class Asked:
     """What a call asks of attention, as the declaration in core/ops/attention.py names it."""
 
     scale: float
-    window: int
-    softcap: float
-    causal: bool
-    max_query_len: int
-    max_seq_len: int
+    window: int = 0
+    softcap: float = 0.0
+    causal: bool = True
+    max_query_len: int = 0
+    max_seq_len: int = 0
 
 
 class Beside(ABC):
@@ -59,3 +59,25 @@ class Beside(ABC):
     @abstractmethod
     def attend(self, query: torch.Tensor, kv_cache: Any, batch: Batch, asked: Asked) -> torch.Tensor | None:
         """The result, [num_tokens, num_heads, head_dim]; None for what the library does not take."""
+
+    def error(self, new_kv_cache: Attend, *, num_heads: int, kind: Asked, **shape: Any) -> float:
+        """The normalised mean square error of a chunk and a prompt against `others`, over a cache of random numbers.
+
+        shape: what `new_kv_cache` takes, less num_blocks. kind: its scale, window and softcap count.
+        """
+        size, device = shape["block_size"], shape["device"]
+        counts, lens = (7, 3 * size + 5), (2 * size + 9, 3 * size + 5)
+        widths = [-(-length // size) for length in lens]
+        cache = new_kv_cache(num_blocks=sum(widths) + 1, **shape)
+        for part in cache:
+            part.normal_()
+        query = torch.randn(sum(counts), num_heads, shape["head_dim"], device=device).to(cache[0].dtype)
+        table = torch.full((2, max(widths)), -1, dtype=torch.int32)
+        table[0, : widths[0]] = torch.arange(1, widths[0] + 1)
+        table[1, : widths[1]] = torch.arange(widths[0] + 1, sum(widths) + 1)
+        starts = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32)
+        batch = [part.to(device) for part in (starts, torch.tensor(lens, dtype=torch.int32), table)]
+        options = asdict(replace(kind, max_query_len=max(counts), max_seq_len=max(lens)))
+        with torch.inference_mode():
+            got, want = (attend(query, cache, *batch, **options).double() for attend in (self, self._others))
+            return float((got - want).square().sum() / want.square().sum())

@@ -116,6 +116,8 @@ def attention_kernel(
     TILE_HEADS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    PIECE: tl.constexpr,
+    EARLY: tl.constexpr,
     SPLIT: tl.constexpr,
     DECODE: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -130,9 +132,10 @@ def attention_kernel(
 
     A tile has TILE_HEADS of the heads of a KV head; programs of axis 1 have its others. REST_BLOCK: values of a head
     behind the first DIM_BLOCK (latents of 512 + 64), 0 for none.
-    DECODE: each request has at most one token, and tile r is request r. REACH: a token also sees the positions behind
-    its own that are less than its reach. INT8: keys and values are codes, with scales of their own. WIDE_DOT:
-    products of float32.
+    PIECE: values of queries and keys that are multiplied at a time, where queries as a whole do not fit in registers;
+    0: all. EARLY: values are loaded ahead of keys, which takes fewer registers on some GPUs. DECODE: each request has
+    at most one token, and tile r is request r. REACH: a token also sees the positions behind its own that are less
+    than its reach. INT8: keys and values are codes, with scales of their own. WIDE_DOT: products of float32.
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     PARTS: tl.constexpr = (GROUP + TILE_HEADS - 1) // TILE_HEADS
@@ -170,13 +173,14 @@ def attention_kernel(
     dim = tl.arange(0, DIM_BLOCK)
     is_dim = dim < HEAD_DIM
     q_row = query_ptr + token[:, None] * query_stride_token + head[:, None] * query_stride_head
-    q = tl.load(q_row + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0)
-    if WIDE_DOT:
-        q = q.to(tl.float32)
+    dtype: tl.constexpr = tl.float32 if WIDE_DOT else query_ptr.dtype.element_ty
+    if PIECE == 0:
+        q = tl.load(q_row + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0).to(dtype)
     if REST_BLOCK > 0:
         rest = DIM_BLOCK + tl.arange(0, REST_BLOCK)
         is_rest = rest < HEAD_DIM
-        q_rest = tl.load(q_row + rest[None, :], mask=is_row[:, None] & is_rest[None, :], other=0.0).to(q.dtype)
+        if PIECE == 0:
+            q_rest = tl.load(q_row + rest[None, :], mask=is_row[:, None] & is_rest[None, :], other=0.0).to(dtype)
         out_rest = tl.zeros([ROWS, REST_BLOCK], tl.float32)
 
     # The keys that some row of the tile sees, cut to this program's split.
@@ -213,23 +217,38 @@ def attention_kernel(
         cell = slot * NUM_KV_HEADS + kv_head
         place = cell[:, None] * HEAD_DIM + dim[None, :]
         is_value = is_key[:, None] & is_dim[None, :]
-        k = tl.load(keys_ptr + place, mask=is_value, other=0.0).to(q.dtype)
-        v = tl.load(values_ptr + place, mask=is_value, other=0.0)
+        v_scale = None
+        if EARLY:
+            if INT8:
+                v_scale = tl.load(value_scale_ptr + cell, mask=is_key, other=0.0)
+            v = cached(values_ptr, place, is_value, v_scale, INT8, dtype)
+        if PIECE == 0:
+            k = cached(keys_ptr, place, is_value, None, False, dtype)
         if INT8:
             k_scale = tl.load(key_scale_ptr + cell, mask=is_key, other=0.0)
-            v_scale = tl.load(value_scale_ptr + cell, mask=is_key, other=0.0)
-            v = v.to(tl.float32) * v_scale[:, None]
-        v = v.to(q.dtype)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            if not EARLY:
+                v_scale = tl.load(value_scale_ptr + cell, mask=is_key, other=0.0)
+        if PIECE == 0:
+            if not EARLY:
+                v = cached(values_ptr, place, is_value, v_scale, INT8, dtype)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        else:
+            scores = tl.zeros([ROWS, KEYS], tl.float32)
+            for part in tl.range(0, HEAD_DIM, PIECE, num_stages=1):
+                col = part + tl.arange(0, PIECE)
+                mask = is_row[:, None] & (col < HEAD_DIM)[None, :]
+                q = tl.load(q_row + col[None, :], mask=mask, other=0.0, volatile=True).to(dtype)
+                mask = is_key[:, None] & (col < HEAD_DIM)[None, :]
+                k = cached(keys_ptr, cell[:, None] * HEAD_DIM + col[None, :], mask, None, False, dtype)
+                scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee")
+            v = cached(values_ptr, place, is_value, v_scale, INT8, dtype)
         if REST_BLOCK > 0:
             rest_place = cell[:, None] * HEAD_DIM + rest[None, :]
             is_rest_value = is_key[:, None] & is_rest[None, :]
-            k_rest = tl.load(keys_ptr + rest_place, mask=is_rest_value, other=0.0).to(q.dtype)
-            v_rest = tl.load(values_ptr + rest_place, mask=is_rest_value, other=0.0)
-            if INT8:
-                v_rest = v_rest.to(tl.float32) * v_scale[:, None]
-            v_rest = v_rest.to(q.dtype)
-            scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
+            v_rest = cached(values_ptr, rest_place, is_rest_value, v_scale, INT8, dtype)
+            if PIECE == 0:
+                k_rest = cached(keys_ptr, rest_place, is_rest_value, None, False, dtype)
+                scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision="ieee")
         scores = scores * scale
         if INT8:
             scores = scores * k_scale[None, :]
@@ -247,7 +266,7 @@ def attention_kernel(
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
         total = total * shrink + tl.sum(weights, 1)
-        weights = weights.to(q.dtype)
+        weights = weights.to(dtype)
         out = out * shrink[:, None] + tl.dot(weights, v, input_precision="ieee")
         if REST_BLOCK > 0:
             out_rest = out_rest * shrink[:, None] + tl.dot(weights, v_rest, input_precision="ieee")
@@ -269,6 +288,15 @@ def attention_kernel(
         if REST_BLOCK > 0:
             is_out = is_row[:, None] & is_rest[None, :]
             tl.store(out_ptr + place + rest[None, :], (out_rest / total).to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def cached(ptr, place, mask, scale, SCALED: tl.constexpr, DTYPE: tl.constexpr):
+    """Keys or values, [keys, columns]; zeros for what is not there. scale: of each key, if SCALED."""
+    x = tl.load(ptr + place, mask=mask, other=0.0)
+    if SCALED:
+        x = x.to(tl.float32) * scale[:, None]
+    return x.to(DTYPE)
 
 
 @triton.jit(do_not_specialize=["num_splits"])

@@ -279,7 +279,9 @@ class TritonOps(QuantizedOps, StateOps):
         is_wide = head_dim > MOST_VALUES
         tile_heads = min(group, self.tuning.wide_heads) if is_wide else group
         least = max(16, triton.next_power_of_2(tile_heads))
-        rows = least if decode or is_wide else max(least, self._query_rows(head_dim, query.dtype))
+        is_float32 = query.dtype.itemsize > 2
+        most = self.tuning.prefill_rows(head_dim, is_wide=is_float32, is_int8=is_int8)
+        rows = least if decode or is_wide else max(least, most)
         dim_block, rest_block = _dim_blocks(head_dim)
         longest = max_seq_len or block_table.shape[1] * block_size
         num_splits = triton.cdiv(longest, self.tuning.split_keys) if decode else 1
@@ -323,6 +325,7 @@ class TritonOps(QuantizedOps, StateOps):
             TILE_HEADS=tile_heads,
             ROWS=rows,
             KEYS=self._keys(head_dim, query.dtype, is_dear=is_int8 and (is_wide or not decode)),
+            **self.tuning.order(head_dim, is_int8=is_int8),
             SPLIT=self.tuning.split_keys if num_splits > 1 else 0,
             DECODE=decode,
             WINDOW=window > 0,
@@ -508,10 +511,6 @@ class TritonOps(QuantizedOps, StateOps):
         return out
 
     # ---- how the kernels are cut ---------------------------------------------------------------------------
-    def _query_rows(self, head_dim: int, dtype: torch.dtype) -> int:
-        """Rows of a prefill tile: fewer for wide heads and wide values, whose sums would spill."""
-        return max(16, self.tuning.query_rows // (2 if head_dim > 128 else 1) // (2 if dtype.itemsize > 2 else 1))
-
     def _keys(self, head_dim: int, dtype: torch.dtype, *, is_dear: bool) -> int:
         """Keys of a step. is_dear: they become numbers in registers, beside a whole tile of queries."""
         if head_dim > MOST_VALUES:

@@ -12,6 +12,8 @@ class Tuning:
     split_keys: keys that one program of a decode step reads; longer sequences are split, by position alone.
     wide_heads, wide_keys, wide_warps, wide_stages: heads of a tile, keys of a step, warps and loads in flight where
     heads have more than 256 values (latents).
+    dear_piece: values of a head that queries and keys are multiplied by at a time, where heads have more than 256 of
+    them, or more than 128 in a cache of integers, and registers do not hold the queries; 0: they do.
     row_values: values of one program of a kernel that walks over rows. expert_rows, expert_cols: the tile of a
     mixture's product, by steps of expert_depth 16-bit values; few rows an expert take tiles of 16.
     linear_rows, linear_cols, linear_depth: the tile of a product with a quantized weight; 16 rows or fewer take
@@ -19,7 +21,7 @@ class Tuning:
     activations have 8 bits too. float8: the kind that the matrix units multiply, if any. attention_warps,
     decode_warps, expert_warps (few_warps: of tiles of 16 rows), linear_warps: warps of `lanes` threads. stages: loads
     in flight.
-    max_shared_bytes: shared memory that a program may use. has_bfloat16: False where matrix units have none.
+    max_shared_bytes: shared memory that a program may use.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Tuning:
     wide_keys: int = 32
     wide_warps: int = 8
     wide_stages: int = 1
+    dear_piece: int = 0
     row_values: int = 2048
     attention_warps: int = 4
     decode_warps: int = 4
@@ -49,7 +52,16 @@ class Tuning:
     stages: int = 2
     lanes: int = 32
     max_shared_bytes: int = 99 * 1024
-    has_bfloat16: bool = True
+
+    def prefill_rows(self, head_dim: int, *, is_wide: bool = False, is_int8: bool = False) -> int:
+        """Rows of a prefill tile: fewer for wide heads and values of 32 bits (is_wide), whose sums would spill."""
+        most = 64 if is_int8 and self.dear_piece else 128
+        return max(16, self.query_rows // (2 if head_dim > most else 1) // (2 if is_wide else 1))
+
+    def order(self, head_dim: int, *, is_int8: bool) -> dict[str, int | bool]:
+        """How attention multiplies queries with keys: the constants PIECE and EARLY of its kernel."""
+        piece = self.dear_piece if head_dim > (128 if is_int8 else 256) else 0
+        return {"PIECE": piece, "EARLY": self.dear_piece > 0 and not piece}
 
 
 TUNINGS: dict[str, Tuning] = {
@@ -62,15 +74,6 @@ TUNINGS: dict[str, Tuning] = {
         linear_warps=8,
         stages=2,
         max_shared_bytes=163 * 1024,
-    ),
-    "sm_75": Tuning(
-        name="sm_75",
-        query_rows=64,
-        keys=32,
-        linear_warps=8,
-        stages=1,
-        max_shared_bytes=64 * 1024,
-        has_bfloat16=False,
     ),
     "sm_89": Tuning(
         name="sm_89",
@@ -138,6 +141,7 @@ TUNINGS: dict[str, Tuning] = {
         keys=16,
         wide_keys=16,
         wide_warps=16,
+        dear_piece=32,
         attention_warps=8,
         decode_warps=8,
         expert_rows=32,
@@ -155,7 +159,6 @@ those with 99 KiB of shared memory a block (sm_86, sm_89, sm_12x) are the rule, 
 _NEAREST = (
     ("sm_10", "sm_100"),
     ("sm_9", "sm_90"),
-    ("sm_7", "sm_75"),
     ("sm_87", "sm_80"),
     ("sm_", "sm_89"),
     ("gfx94", "gfx942"),

@@ -12,6 +12,8 @@ _ERRORS = {
     999: "the driver does not work: its kernel module and its library may be of different versions",
     803: "the driver's library does not fit its kernel module",
 }
+OLDEST = 80
+"""Compute capability from which on Triton has matrix products; for older GPUs it compiles some kernels, and badly."""
 _NAME_BYTES = 256
 _MAJOR, _MINOR = 75, 76  # attributes of the compute capability
 
@@ -39,7 +41,21 @@ def probe_driver(driver: ctypes.CDLL) -> Probe:
     devices = tuple(_device(driver, index) for index in range(count.value))
     if not devices:
         return Probe(status=Status.NO_DEVICE, reason=_ERRORS[100], fix="unset CUDA_VISIBLE_DEVICES")
+    if all(map(is_too_old, (device.arch for device in devices))):
+        return Probe(
+            status=Status.NO_DEVICE, reason=f"{devices[0].name} is {too_old(devices[0].arch)}", devices=devices
+        )
     return Probe(status=Status.OK, devices=devices)
+
+
+def is_too_old(arch: str) -> bool:
+    """True if Triton does not serve such GPUs. arch: sm_ and the compute capability."""
+    return int(arch.removeprefix("sm_")) < OLDEST
+
+
+def too_old(arch: str) -> str:
+    """What is said of such a GPU."""
+    return f"{arch}, and Triton's kernels are for sm_{OLDEST} (Ampere) and newer"
 
 
 def _device(driver: ctypes.CDLL, index: int) -> DeviceInfo:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.core.errors import DeviceUnavailable
 from headrace.core.platform import OpProvider
 
 from ..gpu.device import GpuPlatform, Vendor
-from .detect import FIX
+from .detect import FIX, is_too_old, too_old
 
 if TYPE_CHECKING:
     from headrace.kernels.triton.ops import TritonOps
@@ -31,8 +32,10 @@ class CudaPlatform(GpuPlatform):
     )
 
     def architecture(self, index: int) -> str:
-        """sm_ and the compute capability."""
+        """sm_ and the compute capability. Raises DeviceUnavailable for a GPU that is too old."""
         import torch
 
-        major, minor = torch.cuda.get_device_capability(index)
-        return f"sm_{major}{minor}"
+        arch = "sm_{}{}".format(*torch.cuda.get_device_capability(index))
+        if is_too_old(arch):
+            raise DeviceUnavailable(f"cuda:{index} is {too_old(arch)}", remedies=["headrace devices"])
+        return arch

@@ -5,12 +5,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from headrace.core.models.spec import AttentionSpec
-from headrace.core.ops._torch import torch_dtype
 from headrace.core.platform import OpContext, OpProvider
-from headrace.core.self_test import TOLERANCE, nmse
+from headrace.core.self_test import TOLERANCE
 from headrace.kernels.triton.tuning import tuning_for
 
 if TYPE_CHECKING:
+    from headrace.kernels.torch.beside import Beside
     from headrace.kernels.triton.ops import TritonOps
 
 FLASHINFER_DTYPES = ("float16", "bfloat16")
@@ -29,7 +29,7 @@ def library_providers(triton: OpProvider, kernels: "TritonOps", arch: str) -> Se
         from headrace.kernels.torch.flashinfer import FlashInfer
 
         attention = FlashInfer(triton.ops["paged_attention"])
-        trial = Trial(attention, triton)
+        trial = Trial(attention, triton.ops["new_kv_cache"])
         paged: dict[str, Callable[..., Any]] = {
             **_of(triton, "new_kv_cache", "write_kv"),
             "paged_attention": attention,
@@ -43,9 +43,9 @@ class Trial:
     when a model is opened, once for each kind of layer. Many installations find out only then that they cannot
     compile."""
 
-    def __init__(self, attend: Callable[..., Any], triton: OpProvider, *, device: str = "cuda") -> None:
+    def __init__(self, attend: "Beside", new_kv_cache: Callable[..., Any], *, device: str = "cuda") -> None:
         self._attend = attend
-        self._ops = triton.ops
+        self._new_kv_cache = new_kv_cache
         self._device = device
         self._results: dict[tuple[Any, ...], str] = {}
 
@@ -60,44 +60,24 @@ class Trial:
         key = (attn, context.block_size, context.dtype)
         if key not in self._results:
             try:
-                error = self.error(attn, context)
+                from headrace.kernels.torch.beside import Asked
+
+                error = self._attend.error(
+                    self._new_kv_cache,
+                    num_heads=attn.num_heads,
+                    kind=Asked(scale=attn.scale, window=attn.window, softcap=attn.softcap),
+                    dtype=context.dtype,
+                    block_size=context.block_size,
+                    num_kv_heads=attn.num_kv_heads,
+                    head_dim=attn.head_dim,
+                    device=self._device,
+                )
             except Exception as failure:  # noqa: BLE001 - a compiler that is missing, a GPU that it does not know
                 self._results[key] = f"it does not work here: {type(failure).__name__}: {str(failure)[:200]}"
             else:
                 differs = f"it differs from Triton's kernel here: an error of {error:.1e}"
                 self._results[key] = "" if error < 10 * TOLERANCE[context.dtype] else differs
         return self._results[key]
-
-    def error(self, attn: AttentionSpec, context: OpContext) -> float:
-        """The normalised mean square error of a chunk and a prompt against Triton's kernel."""
-        import torch
-
-        size, dtype = context.block_size, torch_dtype(context.dtype)
-        counts, lens = (7, 3 * size + 5), (2 * size + 9, 3 * size + 5)
-        widths = [-(-length // size) for length in lens]
-        cache = self._ops["new_kv_cache"](
-            num_blocks=sum(widths) + 1,
-            block_size=size,
-            num_kv_heads=attn.num_kv_heads,
-            head_dim=attn.head_dim,
-            dtype=context.dtype,
-            device=self._device,
-        )
-        for part in cache:
-            part.normal_()
-        query = torch.randn(sum(counts), attn.num_heads, attn.head_dim, device=self._device).to(dtype)
-        table = torch.full((2, max(widths)), -1, dtype=torch.int32)
-        table[0, : widths[0]] = torch.arange(1, widths[0] + 1)
-        table[1, : widths[1]] = torch.arange(widths[0] + 1, sum(widths) + 1)
-        starts = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32)
-        batch = [part.to(self._device) for part in (starts, torch.tensor(lens, dtype=torch.int32), table)]
-        how = {"scale": attn.scale, "window": attn.window, "softcap": attn.softcap}
-        how |= {"max_query_len": max(counts), "max_seq_len": max(lens)}
-        with torch.inference_mode():
-            got, want = (
-                attend(query, cache, *batch, **how) for attend in (self._attend, self._ops["paged_attention"])
-            )
-            return nmse(got.float().cpu(), want.float().cpu())
 
 
 def _of(provider: OpProvider, *names: str) -> Mapping[str, Callable[..., Any]]:

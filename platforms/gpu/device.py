@@ -14,7 +14,6 @@ from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform, RunnerConfig
 from headrace.core.runner.torch import TorchDevice, TorchRunner
 from headrace.core.weights.quantize import Scheme
-from headrace.kernels.triton.tuning import tuning_for
 
 from ..cpu.memory import host_memory
 from .packing import SCHEMES, packed_bytes
@@ -90,11 +89,7 @@ class GpuDevice(TorchDevice):
         self.vendor = vendor
         self.ranks = ranks
         self.is_emulated = torch_device == "cpu"
-        dtypes: tuple[str, ...] = (
-            ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
-        )
-        if not tuning_for(info.arch).has_bfloat16:
-            dtypes = tuple(dtype for dtype in dtypes if dtype != "bfloat16")
+        dtypes = ("float32", "float16", "bfloat16") if self.is_emulated else ("bfloat16", "float16", "float32")
         caps = Caps(
             dtypes=dtypes,
             kv_dtypes=KV_DTYPES,

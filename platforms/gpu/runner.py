@@ -7,13 +7,12 @@ from typing import Any
 import torch
 
 from headrace.core.platform import KVPlan, Pending, RunnerConfig
+from headrace.core.runner.activations import step_bytes
 from headrace.core.runner.buckets import Bucket, Grid
 from headrace.core.runner.done import Arriving
 from headrace.core.runner.torch import TorchDevice, TorchRunner
 from headrace.core.runner.torch_graphs import GraphRunner, Recorder, Rerun
 from headrace.core.stages import Array, IntArray, StepInput, StepOutput
-
-from .activations import step_bytes
 
 GRID = Grid(num_reqs=2, num_tokens=2, width=4, smallest_width=32, smallest_reqs=1)
 """A row of padding costs a row of experts, and a block of a wide table a look at it."""

@@ -173,9 +173,7 @@ def wide_context(**changes: Any) -> OpContext:
 
 def test_flashinfer_is_tried_when_a_model_is_opened(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a compiler, or on a GPU that it does not know, it says so at its first plan."""
-    known = provider()
-    definitions = dataclasses.replace(known, ops={**known.ops, "paged_attention": OpTable.paged_attention})
-    trial = Trial(known.ops["paged_attention"], definitions, device="cpu")
+    trial = Trial(FlashInfer(OpTable.paged_attention), OpTable.new_kv_cache, device="cpu")
     assert "heads of 64, 128, 256 values, not 16" in trial.declines("write_kv", CONTEXT) and not Wrapper.plans
     for op in ("write_kv", "paged_attention"):
         assert trial.declines(op, wide_context()) == ""

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from headrace import LLM, SamplingParams
+from headrace.core.runner.activations import SAMPLING_ARRAYS, step_bytes
 from headrace.core.runner.torch import TorchRunner
-from headrace.platforms.gpu.activations import SAMPLING_ARRAYS, step_bytes
 from tiny_checkpoints import FAMILIES, save_golden_case, save_tiny
 
 pytestmark = pytest.mark.skipif(

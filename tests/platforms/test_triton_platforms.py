@@ -6,11 +6,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headrace.core.errors import DeviceUnavailable
 from headrace.core.platform import Status
 from headrace.platforms.cuda.detect import probe_driver
+from headrace.platforms.cuda.device import CudaPlatform
 from headrace.platforms.gpu.torch_build import TorchBuild, installed_torch, software_gap
 from headrace.platforms.rocm import detect as rocm
 from headrace.platforms.xpu import detect as xpu
@@ -158,6 +161,44 @@ def test_a_driver_that_does_not_start_says_why(code: int, words: str) -> None:
     probe = probe_driver(FakeDriver(code))  # type: ignore[arg-type]
     assert probe.status == Status.NO_DEVICE
     assert words in probe.reason and f"cuInit gave {code}" in probe.reason
+
+
+class OldDriver(FakeDriver):
+    """A driver of GPUs of some compute capabilities."""
+
+    def __init__(self, *capabilities: tuple[int, int]) -> None:
+        super().__init__(0)
+        self._capabilities = capabilities
+
+    def cuDeviceGetCount(self, count: Any) -> None:
+        count._obj.value = len(self._capabilities)
+
+    def cuDeviceGet(self, handle: Any, index: int) -> None:
+        handle._obj.value = index
+
+    def cuDeviceGetName(self, name: Any, size: int, handle: Any) -> None:
+        name.value = b"Tesla T4"
+
+    def cuDeviceTotalMem_v2(self, total: Any, handle: Any) -> None:
+        total._obj.value = 16 << 30
+
+    def cuDeviceGetAttribute(self, number: Any, attribute: int, handle: Any) -> None:
+        number._obj.value = self._capabilities[handle.value][attribute - 75]
+
+
+def test_gpus_that_triton_does_not_serve_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles for Turing without its matrix units, and fails for integers."""
+    old: Any = OldDriver((7, 5))
+    probe = probe_driver(old)
+    assert probe.status == Status.NO_DEVICE and probe.devices[0].arch == "sm_75"
+    assert probe.reason == "Tesla T4 is sm_75, and Triton's kernels are for sm_80 (Ampere) and newer"
+    both: Any = OldDriver((7, 5), (8, 6))
+    assert probe_driver(both).status == Status.OK
+    capabilities = [(7, 5), (12, 0)]
+    monkeypatch.setattr("torch.cuda.get_device_capability", capabilities.__getitem__)
+    with pytest.raises(DeviceUnavailable, match="cuda:0 is sm_75, and Triton's kernels are for sm_80"):
+        CudaPlatform().architecture(0)
+    assert CudaPlatform().architecture(1) == "sm_120"
 
 
 def test_amd_gpus_are_read_from_the_topology(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""How much memory a step's activations take on a GPU, so that the KV cache leaves it to them."""
+"""How much memory a step's activations take where steps are recorded, so that the KV cache leaves it to them."""
 
-from headrace.core.models.spec import LayerSpec
-from headrace.core.platform import RunnerConfig
-from headrace.core.runner.step import PROMPT_ROWS
-from headrace.core.weights.source import DTYPE_BYTES
+from ..models.spec import LayerSpec
+from ..platform import RunnerConfig
+from ..weights.source import DTYPE_BYTES
+from .step import PROMPT_ROWS
 
 WIDE_BYTES = DTYPE_BYTES["float32"]
 SAMPLING_ARRAYS = 20
