@@ -143,7 +143,10 @@ class Prefault:
         """The first bytes of a region shall be there. Raises IndexError."""
 
     def hold(self) -> None:
-        """Somebody computes: do nothing for 20 ms from now on."""
+        """Somebody computes: do nothing until 20 ms after `rest`."""
+
+    def rest(self) -> None:
+        """Nobody computes."""
 
     def done(self, region: int) -> int:
         """Bytes of a region, from its start on, that are there by now."""

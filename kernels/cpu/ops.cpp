@@ -422,6 +422,7 @@ NB_MODULE(_ops, m) {
              "caches"_a)
         .def("want", &Prefault::want, "region"_a, "num_bytes"_a)
         .def("hold", &Prefault::hold)
+        .def("rest", &Prefault::rest)
         .def("done", &Prefault::done, "region"_a);
 
     const auto array = [](const char *name) { return nb::arg(name).noconvert(); };

@@ -47,7 +47,7 @@ void yield_to_all() {
 
 Prefault::Prefault(std::vector<Allocation> regions) : state_(new State), pid_(getpid()) {
     for (Allocation &memory : regions) state_->regions.push_back({std::move(memory)});
-    hold();
+    rest();
     state_->thread = std::thread([state = state_] { state->run(); });
 }
 
@@ -72,6 +72,10 @@ void Prefault::want(std::size_t region, std::size_t num_bytes) {
 }
 
 void Prefault::hold() {
+    state_->held_until.store(Clock::time_point::max().time_since_epoch().count(), std::memory_order_relaxed);
+}
+
+void Prefault::rest() {
     state_->held_until.store((Clock::now() + kRest).time_since_epoch().count(), std::memory_order_relaxed);
 }
 
@@ -95,8 +99,8 @@ void Prefault::State::run() {
             continue;
         }
         const Clock::time_point until{Clock::duration(held_until.load(std::memory_order_relaxed))};
-        if (Clock::now() < until) {
-            changed.wait_until(lock, until);
+        if (const Clock::time_point now = Clock::now(); now < until) {
+            changed.wait_until(lock, std::min(until, now + kRest));
             continue;
         }
         char *data = region->memory.data + region->done;

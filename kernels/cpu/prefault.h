@@ -24,8 +24,9 @@ class Prefault {
 
     // The first num_bytes of a region (or all of it) shall be there. A goal is never lowered.
     void want(std::size_t region, std::size_t num_bytes);
-    // Somebody computes: nothing is done for kRest from now on.
+    // Somebody computes, until kRest after `rest`: nothing is done.
     void hold();
+    void rest();
     // How much of a region this object has prefaulted, in bytes from its start.
     std::size_t done(std::size_t region) const;
 

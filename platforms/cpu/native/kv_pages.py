@@ -54,7 +54,7 @@ class KVPages:
 
     def used(self, slot_mappings: Sequence[npt.NDArray[np.int32]]) -> None:
         """A step has written to these slots, [num_tokens] of each KV group; it may be that more is wanted now."""
-        self._prefault.hold()
+        self._prefault.rest()
         for region, group in enumerate(self._groups):
             used = self._extent(self._caches[region], int(slot_mappings[group].max(initial=-1)) + 1)
             if used > self._used[region]:
