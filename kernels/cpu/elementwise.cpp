@@ -1,4 +1,5 @@
 // rope, the activations, and what is done number by number.
+#include "pieces.h"
 #include "vmath.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -65,12 +66,7 @@ INLINE V activate(V x, Activation activation) {
 
 template <class T, Activation activation>
 void act_of(const ActArgs &args, const Context &context) {
-    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
-    int64_t begin, end;
-    share(args.num_tokens * pieces, context, &begin, &end);
-    for (int64_t item = begin; item < end; ++item) {
-        const int64_t token = item / pieces, first = item % pieces * kPiece;
-        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+    each_piece(args.num_tokens, args.n, context, [&](int64_t token, int64_t first, int64_t last) INLINE_LAMBDA {
         const T *gate = static_cast<const T *>(args.x) + token * args.n * (args.is_gated ? 2 : 1), *up = gate + args.n;
         T *out = static_cast<T *>(args.out) + token * args.n;
         int64_t i = first;
@@ -84,7 +80,7 @@ void act_of(const ActArgs &args, const Context &context) {
             if (args.is_gated) value = value * load_tail(up + i, last - i);
             store_tail(out + i, value, last - i);
         }
-    }
+    });
 }
 
 // gpt-oss's gated unit (core/ops/moe.py, glu).
@@ -147,13 +143,8 @@ INLINE V apply(V x, V y, V factor, V second_factor) {
 
 template <Elementwise op, class T, class Out>
 void elementwise_of(const ElementwiseArgs &args, const Context &context) {
-    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
     const V factor = splat(args.factor), second = splat(args.second_factor);
-    int64_t begin, end;
-    share(args.num_rows * pieces, context, &begin, &end);
-    for (int64_t item = begin; item < end; ++item) {
-        const int64_t row = item / pieces, first = item % pieces * kPiece;
-        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+    each_piece(args.num_rows, args.n, context, [&](int64_t row, int64_t first, int64_t last) INLINE_LAMBDA {
         const T *x = static_cast<const T *>(args.x) + row * args.x_stride;
         const T *y = op == Elementwise::add ? static_cast<const T *>(args.y) + row * args.y_stride : x;
         Out *out = static_cast<Out *>(args.out) + row * args.out_stride;
@@ -163,7 +154,7 @@ void elementwise_of(const ElementwiseArgs &args, const Context &context) {
         if (i < last)
             store_tail(out + i, apply<op>(load_tail(x + i, last - i), load_tail(y + i, last - i), factor, second),
                        last - i);
-    }
+    });
 }
 
 template <class T, class Out>

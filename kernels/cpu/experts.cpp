@@ -1,4 +1,5 @@
 // Mixtures of experts beside their products: the choice of experts, and the sum of what they give.
+#include "pieces.h"
 #include "vmath.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -109,12 +110,7 @@ void route_sparsely(const RouteArgs &args, int64_t token, float *near, uint8_t *
 
 template <class T>
 void combine_of(const CombineArgs &args, const Context &context) {
-    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
-    int64_t begin, end;
-    share(args.num_tokens * pieces, context, &begin, &end);
-    for (int64_t item = begin; item < end; ++item) {
-        const int64_t token = item / pieces, first = item % pieces * kPiece;
-        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+    each_piece(args.num_tokens, args.n, context, [&](int64_t token, int64_t first, int64_t last) INLINE_LAMBDA {
         const int32_t *places = args.places + token * args.count;
         const float *weights = args.weights + token * args.count;
         T *out = static_cast<T *>(args.out) + token * args.out_stride;
@@ -131,7 +127,7 @@ void combine_of(const CombineArgs &args, const Context &context) {
         int64_t i = first;
         for (; i + kLanes <= last; i += kLanes) store_from_float(out + i, total(i, kLanes));
         if (i < last) store_tail(out + i, total(i, last - i), last - i);
-    }
+    });
 }
 
 }  // namespace

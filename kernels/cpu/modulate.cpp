@@ -1,4 +1,5 @@
 // What multiplies rows by others: gates, and factors of a row, of a head, of a column or of each number.
+#include "pieces.h"
 #include "vmath.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -16,12 +17,7 @@ INLINE V spread(const Y *y, int64_t i, int64_t count, int64_t span) {
 
 template <class T, class Y>
 void modulate_of(const ModulateArgs &args, const Context &context) {
-    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
-    int64_t begin, end;
-    share(args.num_rows * pieces, context, &begin, &end);
-    for (int64_t item = begin; item < end; ++item) {
-        const int64_t row = item / pieces, first = item % pieces * kPiece;
-        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+    each_piece(args.num_rows, args.n, context, [&](int64_t row, int64_t first, int64_t last) INLINE_LAMBDA {
         const T *x = static_cast<const T *>(args.x) + row * args.x_stride;
         const Y *y = static_cast<const Y *>(args.y) + row * args.y_stride;
         T *out = static_cast<T *>(args.out) + row * args.n;
@@ -38,7 +34,7 @@ void modulate_of(const ModulateArgs &args, const Context &context) {
             else
                 store_tail(out + i, value, left);
         }
-    }
+    });
 }
 
 template <class T>

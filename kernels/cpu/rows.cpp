@@ -1,4 +1,5 @@
 // mean_rows: means of ranges of rows.
+#include "pieces.h"
 #include "simd.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -6,12 +7,8 @@ namespace {
 
 template <class T>
 void mean_rows_of(const MeanRowsArgs &args, const Context &context) {
-    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
-    int64_t begin, end;
-    share(args.num_rows * pieces, context, &begin, &end);
-    for (int64_t item = begin; item < end; ++item) {
-        const int64_t row = item / pieces, first = item % pieces * kPiece, start = args.starts[row];
-        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n, count = args.ends[row] - start;
+    each_piece(args.num_rows, args.n, context, [&](int64_t row, int64_t first, int64_t last) INLINE_LAMBDA {
+        const int64_t start = args.starts[row], count = args.ends[row] - start;
         const T *x = static_cast<const T *>(args.x) + start * args.x_stride;
         T *out = static_cast<T *>(args.out) + row * args.n;
         const V size = splat(static_cast<float>(count));
@@ -21,11 +18,11 @@ void mean_rows_of(const MeanRowsArgs &args, const Context &context) {
             for (int64_t r = 0; r < count; ++r) total = total + load_as_float(x + r * args.x_stride + i);
             store_from_float(out + i, total / size);
         }
-        if (i == last) continue;
+        if (i == last) return;
         V total = {};
         for (int64_t r = 0; r < count; ++r) total = total + load_tail(x + r * args.x_stride + i, last - i);
         store_tail(out + i, total / size, last - i);
-    }
+    });
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Recurrences over the positions of a ragged batch (core/ops/state.py): positions are taken one after the other, so there
 // is one order of sums, whatever steps a request is computed in.
+#include "pieces.h"
 #include "vmath.h"
 
 namespace headrace::HEADRACE_TIER {
@@ -273,12 +274,7 @@ void wkv_of(const WkvArgs &args, const Context &context) {
 
 template <class T>
 void lru_of(const LruArgs &args, const Context &context) {
-    const int64_t pieces = (args.n + kPiece - 1) / kPiece;
-    int64_t begin, end;
-    share(args.num_tokens * pieces, context, &begin, &end);
-    for (int64_t item = begin; item < end; ++item) {
-        const int64_t token = item / pieces, first = item % pieces * kPiece;
-        const int64_t last = first + kPiece < args.n ? first + kPiece : args.n;
+    each_piece(args.num_tokens, args.n, context, [&](int64_t token, int64_t first, int64_t last) INLINE_LAMBDA {
         const auto row = [=](const void *data, int64_t stride) { return static_cast<const T *>(data) + token * stride; };
         const T *x = row(args.x, args.x_stride), *inputs = row(args.input_gates, args.input_stride);
         const T *decays = row(args.decay_gates, args.decay_stride);
@@ -300,7 +296,7 @@ void lru_of(const LruArgs &args, const Context &context) {
             write(taken, root * sigmoid(read(inputs) + read(args.input_bias)) * read(x) / u);
             write(dt, each(u, [](float v) { return logf(expm1f(v)); }) - log_rate);
         }
-    }
+    });
 }
 
 }  // namespace
