@@ -185,7 +185,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
-_HOST_READS = {
+HOST_READS = {
     aten._local_scalar_dense.default,
     aten.item.default,
     aten.is_nonzero.default,
@@ -244,9 +244,9 @@ class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _HOST_READS and args[0] in self._constants:
+        if func in HOST_READS and args[0] in self._constants:
             return func(*args, **kwargs)
-        if func in _HOST_READS or (func is aten.index.Tensor and any(map(_is_mask, args[1]))):
+        if func in HOST_READS or (func is aten.index.Tensor and any(map(_is_mask, args[1]))):
             raise Unsupported(f"a recorded step reads a value on the host: {func}")
         taken = tree_map(self._noted, (args, kwargs))
         result = func(*args, **kwargs)

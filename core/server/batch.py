@@ -5,7 +5,6 @@ import contextlib
 import errno
 import json
 import logging
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from ..json_text import parse_json
 from .app import make_app
 from .protocol.common import new_id
 from .server import Server
+from .signals import heeded
 
 logger = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class _Batch:
         assert task is not None
         self._task = task
         loop = asyncio.get_running_loop()
-        numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+        numbers = heeded()
         for number in numbers:
             loop.add_signal_handler(number, self._on_signal, number, task)
         try:

@@ -22,6 +22,7 @@ from .api_errors import ApiError
 from .app import make_app
 from .connection import Connection
 from .server import Server
+from .signals import heeded
 
 logger = logging.getLogger(__name__)
 
@@ -88,9 +89,8 @@ class _Run:
         """The exit code."""
         started_s = time.monotonic()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                loop.add_signal_handler(number, self._on_signal, number)
+        for number in heeded():
+            loop.add_signal_handler(number, self._on_signal, number)
         http = _HttpServer(_uvicorn_config(self._config.server, self._server))
         serving = loop.create_task(http.serve(sockets=[self._socket]))
         serving.add_done_callback(lambda _: self._signalled.set())  # a server that ends by itself is over

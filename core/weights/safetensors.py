@@ -4,7 +4,6 @@ file:  uint64 header length | header: JSON {name: {dtype, shape, data_offsets: [
 index: JSON {"weight_map": {name: shard file}}
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeGuard
 
 from ..errors import WeightError
+from ..json_text import parse_json
 from .mapped_file import MappedFile
 from .source import DTYPE_BYTES, HostTensor, TensorInfo, numpy_dtype
 
@@ -227,7 +227,4 @@ def _parse_json(data: bytes) -> Any:
             raise _RepeatedKey(next(key for key in keys if keys.count(key) > 1))
         return content
 
-    try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=unique)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    return parse_json(data.decode("utf-8"), make=unique)

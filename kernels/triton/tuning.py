@@ -1,6 +1,6 @@
 """Tile sizes and warps by GPU, as data. Chosen once, when a device is opened."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -64,77 +64,46 @@ class Tuning:
         return {"PIECE": piece, "EARLY": self.dear_piece > 0 and not piece}
 
 
+_SM_80 = Tuning(
+    name="sm_80",
+    query_rows=128,
+    keys=64,
+    attention_warps=8,
+    linear_rows=128,
+    linear_warps=8,
+    stages=2,
+    max_shared_bytes=163 * 1024,
+)
+_SM_90 = replace(
+    _SM_80,
+    name="sm_90",
+    linear_cols=128,
+    rounded_depth=128,
+    float8="e4m3fn",
+    stages=3,
+    max_shared_bytes=227 * 1024,
+)
+_GFX942 = Tuning(
+    name="gfx942",
+    query_rows=128,
+    keys=64,
+    wide_warps=4,
+    float8="e4m3fnuz",
+    stages=1,
+    lanes=64,
+    max_shared_bytes=64 * 1024,
+)
+
 TUNINGS: dict[str, Tuning] = {
-    "sm_80": Tuning(
-        name="sm_80",
-        query_rows=128,
-        keys=64,
-        attention_warps=8,
-        linear_rows=128,
-        linear_warps=8,
-        stages=2,
-        max_shared_bytes=163 * 1024,
-    ),
-    "sm_89": Tuning(
-        name="sm_89",
-        query_rows=128,
-        keys=64,
-        attention_warps=8,
-        linear_rows=128,
-        linear_warps=8,
-        stages=2,
-        max_shared_bytes=99 * 1024,
-    ),
-    "sm_90": Tuning(
-        name="sm_90",
-        query_rows=128,
-        keys=64,
-        attention_warps=8,
-        linear_rows=128,
-        linear_cols=128,
-        linear_warps=8,
-        rounded_depth=128,
-        float8="e4m3fn",
-        stages=3,
-        max_shared_bytes=227 * 1024,
-    ),
-    "sm_100": Tuning(
-        name="sm_100",
-        query_rows=128,
-        keys=64,
-        attention_warps=8,
-        expert_warps=8,
-        linear_rows=128,
-        linear_cols=128,
-        linear_warps=8,
-        rounded_depth=128,
-        float8="e4m3fn",
-        stages=3,
-        max_shared_bytes=227 * 1024,
-    ),
+    "sm_80": _SM_80,
+    "sm_89": replace(_SM_80, name="sm_89", max_shared_bytes=99 * 1024),
+    "sm_90": _SM_90,
+    "sm_100": replace(_SM_90, name="sm_100", expert_warps=8),
     "gfx90a": Tuning(
         name="gfx90a", query_rows=64, keys=32, wide_warps=4, stages=1, lanes=64, max_shared_bytes=64 * 1024
     ),
-    "gfx942": Tuning(
-        name="gfx942",
-        query_rows=128,
-        keys=64,
-        wide_warps=4,
-        float8="e4m3fnuz",
-        stages=1,
-        lanes=64,
-        max_shared_bytes=64 * 1024,
-    ),
-    "gfx950": Tuning(
-        name="gfx950",
-        query_rows=128,
-        keys=64,
-        wide_warps=4,
-        float8="e4m3fn",
-        stages=1,
-        lanes=64,
-        max_shared_bytes=160 * 1024,
-    ),
+    "gfx942": _GFX942,
+    "gfx950": replace(_GFX942, name="gfx950", float8="e4m3fn", max_shared_bytes=160 * 1024),
     "gfx1100": Tuning(
         name="gfx1100",
         query_rows=64,

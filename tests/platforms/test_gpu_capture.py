@@ -22,20 +22,11 @@ from torch.utils._pytree import tree_leaves
 
 from golden_cases import CASES
 from headrace import LLM, SamplingParams
-from headrace.core.runner.torch_graphs import Rerun
+from headrace.core.runner.torch_graphs import HOST_READS, Rerun
 from headrace.kernels.triton.launch import Launcher
 from tiny_checkpoints import FAMILIES, save_golden_case, save_tiny
 
 aten = torch.ops.aten
-READS = {
-    aten._local_scalar_dense.default,
-    aten.item.default,
-    aten.is_nonzero.default,
-    aten.equal.default,
-    aten.nonzero.default,
-    aten.masked_select.default,
-    aten._unique2.default,
-}
 QUICK = ("deepseek_v3", "falcon_h1")
 
 
@@ -50,7 +41,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         is_number = bool(args) and any(args[0] is number for number in self._numbers)
-        assert func not in READS or is_number, f"a recorded step reads a value: {func}"
+        assert func not in HOST_READS or is_number, f"a recorded step reads a value: {func}"
         masks = [index for index in args[1] if index is not None] if func is aten.index.Tensor else []
         assert all(mask.dtype not in (torch.bool, torch.uint8) for mask in masks), "a shape depends on a value"
         result = func(*args, **(kwargs or {}))
