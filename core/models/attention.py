@@ -6,7 +6,7 @@ from ..stages import Array
 from .constants import minus_factor
 from .memory import Kept, Sight
 from .scope import Scope
-from .spec import AttentionSpec, CrossSpec, LatentSpec
+from .spec import AttentionSpec, LatentSpec
 
 
 def attention(
@@ -58,22 +58,22 @@ def attention(
     return at.scaled(at.linear("o_proj", out, at.hidden_size, out_size, "row", attn.o_bias), attn.out_scale)
 
 
-def cross_attention(at: Scope, cross: CrossSpec, x: Array, sight: Sight) -> Array:
+def cross_attention(at: Scope, cross: AttentionSpec, x: Array, sight: Sight) -> Array:
     """Attention of x: [num_tokens, hidden_size] to what an encoder made of the other input; returns that shape."""
     size = cross.num_heads * cross.head_dim
-    query = at.linear("q_proj", x, size, at.hidden_size, "column", cross.bias)
+    query = at.linear("q_proj", x, size, at.hidden_size, "column", cross.qkv_bias)
     query = at.ops.split_heads(query, head_dim=cross.head_dim)
     if cross.qk_norm is not None:
         query = at.normalize(cross.qk_norm, "q_norm", query, cross.head_dim)
     out = sight.caches.attend_encoder(at, cross, sight.layer_idx, query)
-    return at.linear("o_proj", at.ops.merge_heads(out), at.hidden_size, size, "row", cross.bias)
+    return at.linear("o_proj", at.ops.merge_heads(out), at.hidden_size, size, "row", cross.o_bias)
 
 
-def cross_keys(at: Scope, cross: CrossSpec, x: Array) -> tuple[Array, Array]:
+def cross_keys(at: Scope, cross: AttentionSpec, x: Array) -> tuple[Array, Array]:
     """Keys and values that such a layer has of the encoder's output x, each [num_tokens, num_kv_heads, head_dim]."""
     size = cross.num_kv_heads * cross.head_dim
     rows = {"k_proj": size, "v_proj": size}
-    both = at.fused("kv_proj", x, rows, at.hidden_size, cross.bias, num_groups=cross.num_kv_heads)
+    both = at.fused("kv_proj", x, rows, at.hidden_size, cross.qkv_bias, num_groups=cross.num_kv_heads)
     key, value = (at.ops.split_heads(part, head_dim=cross.head_dim) for part in at.ops.split(both, (size, size)))
     return (key if cross.qk_norm is None else at.normalize(cross.qk_norm, "k_norm", key, cross.head_dim)), value
 

@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import NameTable, Stored
 from .config import NOTHING, HFConfig
 from .heads import classifier, is_classifier, read_labels
-from .llama_like import read_activation
+from .llama_like import gpt_like
 from .name_tables import name_table
-from .spec import Activation, AttentionSpec, DenseSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, PoolerSpec, Pooling
+from .spec import Activation, DenseSpec, ModelSpec, NormSpec, PoolerSpec, Pooling
 
 OLD_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 """How files from TensorFlow spell the parameters of a layer norm."""
@@ -69,7 +70,7 @@ def encoder_names(
     return dataclasses.replace(table, entries={**table.entries, **tensors}, renames=OLD_NORMS + renames)
 
 
-def bert_like(config: HFConfig, *, skip_positions: int = 0, pooler: PoolerSpec | None = None) -> ModelSpec:
+def bert_like(config: HFConfig, *, skip_positions: int = 0, **options: Any) -> ModelSpec:
     """The spec of BERT with this config's sizes: a layer norm after each residual add, learned positions, biases.
 
     Raises ModelError for a missing or impossible value.
@@ -83,57 +84,15 @@ def bert_like(config: HFConfig, *, skip_positions: int = 0, pooler: PoolerSpec |
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise ModelError(f"{config.file} has {kind!r} position embeddings; {config.model_type} knows absolute ones")
-    hidden_size, num_positions = config.size("hidden_size"), config.size("max_position_embeddings")
-    num_positions -= skip_positions
+    num_positions = config.size("max_position_embeddings") - skip_positions
     if num_positions <= 0:
         raise ModelError(f"max_position_embeddings in {config.file} leaves no position for a token")
-    layer = dataclasses.replace(biased_layer(config), pre_norm=False, norm_after_add=True)
-    return ModelSpec(
-        model_type=config.model_type,
-        vocab_size=config.size("vocab_size"),
-        hidden_size=hidden_size,
-        max_position_embeddings=num_positions,
-        layers=(layer,) * config.num_layers(),
-        norm=NormSpec(kind="layer", eps=config.number("layer_norm_eps"), bias=True),
-        kind="encoder",
-        num_learned_positions=num_positions,
-        embed_norm=True,
-        num_token_types=config.integer("type_vocab_size"),
-        final_norm=False,
-        dtype=config.dtype,
-        pooler=pooler,
-    )
-
-
-def biased_layer(config: HFConfig) -> LayerSpec:
-    """A layer of an encoder with this config's sizes: a bias everywhere, a block that is not gated, no rope."""
-    head_dim, num_heads = read_head_dim(config), config.size("num_attention_heads")
-    return LayerSpec(
-        attn=AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            qkv_bias=True,
-            o_bias=True,
-        ),
-        mlp=MlpSpec(
-            intermediate_size=config.size("intermediate_size"),
-            activation=read_activation(config, "hidden_act"),
-            gated=False,
-            bias=True,
-        ),
-    )
-
-
-def read_head_dim(config: HFConfig) -> int:
-    """hidden_size / num_attention_heads. Raises ModelError if that is no whole number."""
-    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
-    if hidden_size % num_heads:
-        raise ModelError(
-            f"hidden_size ({hidden_size}) in {config.file} is no multiple of num_attention_heads ({num_heads})"
-        )
-    return hidden_size // num_heads
+    common = {
+        "kind": "encoder", "layer": {"pre_norm": False, "norm_after_add": True}, "final_norm": False,
+        "embed_norm": True, "max_position_embeddings": num_positions, "num_learned_positions": num_positions,
+        "num_token_types": config.integer("type_vocab_size"), "tie_word_embeddings": False,
+    }  # fmt: skip
+    return gpt_like(config, **{**common, **options})
 
 
 def two_layer_head(

@@ -44,7 +44,7 @@ class HFConfig:
         """The value of a key that must be there. Raises ModelError that names key and file."""
         value = self._values.get(name)
         if value is None:
-            theirs = self._spelled.get(name, name)
+            theirs = self.spelled(name)
             hint = ": it is null" if name in self._values else did_you_mean(theirs, self._values)
             raise ModelError(f"{self.file} lacks the key {theirs!r}{hint}")
         return value
@@ -222,8 +222,12 @@ class HFConfig:
                 return null
         return self[name] if default is _REQUIRED else default
 
+    def spelled(self, name: str) -> str:
+        """A key as the file calls it."""
+        return self._spelled.get(name, name)
+
     def _wrong(self, name: str, value: object, wanted: str) -> ModelError:
-        return ModelError(f"{self._spelled.get(name, name)} in {self.file} must be {wanted}, got {value!r}")
+        return ModelError(f"{self.spelled(name)} in {self.file} must be {wanted}, got {value!r}")
 
 
 _T = TypeVar("_T")

@@ -14,6 +14,7 @@ from ..weights.names import Stored
 from .config import NOTHING, HFConfig, flag, number
 from .llama_like import (
     FULL,
+    PLAIN,
     SLIDING,
     ByLayer,
     all_slide,
@@ -33,10 +34,8 @@ from .spec import AttentionSpec, ModelSpec, NormSpec
 ATTN_FLAG: Mapping[str, Any] = {"attn_bias": flag("attention_bias")}
 FLAGS: Mapping[str, Any] = {**ATTN_FLAG, "mlp_bias": flag("mlp_bias")}
 _BIASES: Mapping[str, Any] = {"attn_bias": True, "mlp_bias": True}
-_PLAIN: Mapping[str, Any] = {"gated": False}
 UNDER_ONE_NORM: Mapping[str, Any] = {"parallel": True, "shared_norm": True}
 _POST_NORM: Mapping[str, Any] = {"pre_norm": False, "post_norm": True}
-_LAYER_NORM = NormSpec(kind="layer", eps=1e-5, bias=True)
 _APERTUS: Mapping[str, Any] = {
     "max_position_embeddings": 65536, "hidden_act": "xielu", "rope_theta": 12000000.0, "rope_parameters": {
         "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "original_max_position_embeddings": 8192,
@@ -316,7 +315,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     "apertus1p5_text": recipe(_apertus1p5, defaults=_APERTUS, **_APERTUS_NAMES),
     # Arcee AFM: Llama with a plain feed-forward block, relu squared.
     "arcee": recipe(
-        defaults=dict(max_position_embeddings=4096, hidden_act="relu2"), rms_norm_eps=1e-5, mlp=_PLAIN, **FLAGS,
+        defaults=dict(max_position_embeddings=4096, hidden_act="relu2"), rms_norm_eps=1e-5, mlp=PLAIN, **FLAGS,
     ),
     # Baichuan 1 and 2: Llama with fused qkv; 13B has ALiBi instead of rope, and 2 has a head of rows of length 1.
     "baichuan": recipe(
@@ -440,7 +439,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # Jais 2: layer norms, biases everywhere, a plain feed-forward block with relu squared.
     "jais2": recipe(
         defaults=dict(max_position_embeddings=8192, hidden_act="relu2"), norm=layer_norm,
-        attn_bias=flag("attention_bias", True), mlp_bias=flag("mlp_bias", True), mlp=_PLAIN,
+        attn_bias=flag("attention_bias", True), mlp_bias=flag("mlp_bias", True), mlp=PLAIN,
     ),
     # Llama 1 to 3.2, and what calls itself llama: SmolLM2, Yi, Vicuna and many more.
     "llama": recipe(defaults=dict(max_position_embeddings=2048), **FLAGS),
@@ -468,7 +467,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     "nanochat": recipe(
         _nanochat, defaults=dict(max_position_embeddings=2048, hidden_act="relu2"),
         names={"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}, norm=partial(rms_norm, weight=False),
-        qk_norm="head", attn=dict(norm_after_rope=True), mlp=_PLAIN, embed_norm=True,
+        qk_norm="head", attn=dict(norm_after_rope=True), mlp=PLAIN, embed_norm=True,
         logit_softcap=number("final_logit_softcapping", 15.0, null=0.0), **ATTN_FLAG,
     ),
     # Nemotron 3 and 4, Minitron: layer norms stored minus one, half of each head turned, a plain feed-forward block
@@ -478,7 +477,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
             max_position_embeddings=4096, hidden_act="relu2",
             partial_rotary_factor=lambda config: config.get("rope_percent", 0.5),
         ),
-        norm=partial(layer_norm, key="norm_eps", plus_one=True), mlp=_PLAIN, **FLAGS,
+        norm=partial(layer_norm, key="norm_eps", plus_one=True), mlp=PLAIN, **FLAGS,
     ),
     # OLMo 1: layer norms without weights; query, key and value may be clipped.
     "olmo": recipe(
@@ -495,7 +494,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         lambda config, **options: llama_like(config.replace(num_key_value_heads=None, head_dim=None), **options),
         defaults=dict(max_position_embeddings=16384, hidden_act="relu2", partial_rotary_factor=0.5),
         names=dict(**megatron("self_attn"), **_HEAD_NORMS, final_norm="model.final_layernorm"),
-        qk_norm=lambda config: "head" if config.boolean("qk_layernorm", True) else None, norm=layer_norm, mlp=_PLAIN,
+        qk_norm=lambda config: "head" if config.boolean("qk_layernorm", True) else None, norm=layer_norm, mlp=PLAIN,
         **_BIASES,
     ),
     # Phi-1, 1.5 and 2: parallel blocks under one layer norm, partial rope, biases everywhere, on the head too.
@@ -505,7 +504,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
             **_HEAD_NORMS, "attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2",
             "final_norm": "model.final_layernorm",
         },
-        norm=layer_norm, qk_norm=lambda config: "head" if config.boolean("qk_layernorm", False) else None, mlp=_PLAIN,
+        norm=layer_norm, qk_norm=lambda config: "head" if config.boolean("qk_layernorm", False) else None, mlp=PLAIN,
         layer=UNDER_ONE_NORM, lm_head_bias=True, **_BIASES,
     ),
     # Phi-3, Phi-3.5 and Phi-4 (mini): Llama with packed projections, LongRoPE and partial rotary embedding; all
@@ -552,7 +551,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         ),
         names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}, layer_types=all_slide,
         norm=partial(layer_norm, key="norm_epsilon"), attn_bias=flag("use_bias", True),
-        mlp_bias=flag("use_bias", True), mlp=_PLAIN,
+        mlp_bias=flag("use_bias", True), mlp=PLAIN,
     ),
     # VaultGemma: Gemma 2 without norms behind the blocks.
     "vaultgemma": recipe(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import Stored
-from .bert_like import bert_like, bert_names, encoder_names, read_head_dim, two_layer_head
+from .bert_like import bert_like, bert_names, encoder_names, two_layer_head
 from .config import HFConfig, flag
 from .llama_like import (
     FULL,
@@ -19,9 +19,7 @@ from .llama_like import (
     llama_like,
     read_activation,
     read_rope,
-    replace_attention,
     replace_layers,
-    replace_mlp,
 )
 from .name_tables import IGNORE, glu, name_table
 from .recipes import Recipe, recipe
@@ -82,9 +80,8 @@ def _distilbert(config: HFConfig) -> ModelSpec:
 
 def _electra(config: HFConfig) -> ModelSpec:
     """A classifier's dense layer has the exact GELU."""
-    spec = bert_like(config, pooler=two_layer_head(config, ("dense", "out_proj"), "gelu"))
-    size = config.size("embedding_size")
-    return spec if size == spec.hidden_size else dataclasses.replace(spec, embed_size=size)
+    head, size = two_layer_head(config, ("dense", "out_proj"), "gelu"), config.size("embedding_size")
+    return bert_like(config, pooler=head, embed_size=0 if size == config.size("hidden_size") else size)
 
 
 def _eurobert(config: HFConfig) -> ModelSpec:
@@ -106,7 +103,7 @@ def _modernbert(config: HFConfig) -> ModelSpec:
     ropes = config.replace(
         rope_scaling=None,
         rope_parameters=_modernbert_ropes(config),
-        head_dim=read_head_dim(config),
+        head_dim=None,
         num_key_value_heads=None,
         sliding_window=config.size("local_attention") // 2 + 1,
         tie_word_embeddings=False,
@@ -170,8 +167,8 @@ def _mpnet(config: HFConfig) -> ModelSpec:
     if config.size("relative_attention_num_buckets") != 32:
         raise ModelError(f"relative_attention_num_buckets in {config.file} must be 32")
     head = two_layer_head(config, ("dense", "out_proj"), "tanh")
-    spec = bert_like(config.replace(type_vocab_size=0), skip_positions=_SKIPPED, pooler=head)
-    return dataclasses.replace(spec, num_relative_buckets=32)
+    config = config.replace(type_vocab_size=0)
+    return bert_like(config, skip_positions=_SKIPPED, pooler=head, num_relative_buckets=32)
 
 
 def _nomic_bert(config: HFConfig) -> ModelSpec:
@@ -184,14 +181,16 @@ def _nomic_bert(config: HFConfig) -> ModelSpec:
         vocab_size=30528, hidden_act="silu", max_position_embeddings=2048, rope_theta=1000.0, hidden_size=768,
         num_attention_heads=12,
     )  # fmt: skip
-    spec = bert_like(config, pooler=two_layer_head(config, ("pooler", "classifier"), "tanh"))
-    head_dim = config.size("head_dim", spec.layers[0].attn.head_dim)
-    attn = {
-        "head_dim": head_dim, "scale": head_dim**-0.5, "rope": read_rope(config, head_dim), "qkv_bias": False,
-        "o_bias": False,
-    }  # fmt: skip
-    spec = replace_mlp(replace_attention(spec, **attn), gated=True, bias=False)
-    return dataclasses.replace(spec, num_learned_positions=0)
+    head_dim = config.size("head_dim", config.size("hidden_size") // config.size("num_attention_heads") or None)
+    return bert_like(
+        config,
+        attn={"head_dim": head_dim, "scale": head_dim**-0.5, "rope": read_rope(config, head_dim)},
+        attn_bias=False,
+        mlp_bias=False,
+        mlp={"gated": True},
+        num_learned_positions=0,
+        pooler=two_layer_head(config, ("pooler", "classifier"), "tanh"),
+    )
 
 
 def _roberta(config: HFConfig) -> ModelSpec:
@@ -339,17 +338,17 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     ),
     # BART (Lewis et al. 2019): norms after each residual add, learned positions that begin in row 2. transformers no
     # longer reads the flags that once told BART's relatives apart.
-    "bart": recipe(bart_like, names=partial(bart_names, embed_norm=True, skip_positions=2), embed_norm=True),
+    "bart": recipe(bart_like, names=partial(bart_names, skip_positions=2), embed_norm=True),
     # Blenderbot (Roller et al. 2020): BART with norms before its blocks and at the end, none of embeddings. The
     # context is short: 128 tokens.
     "blenderbot": recipe(
-        bart_like, defaults=dict(max_position_embeddings=128), names=partial(bart_names, final_norm=True),
+        bart_like, defaults=dict(max_position_embeddings=128), names=bart_names,
         pre_norm=True, final_norm=True,
     ),
     # M2M-100 and NLLB (Fan et al. 2020): BART with sinusoids that begin in row 2, and norms before its blocks.
     "m2m_100": recipe(
         _m2m, defaults=dict(activation_function="relu", scale_embedding=True, pad_token_id=1),
-        names=partial(bart_names, final_norm=True), pre_norm=True, final_norm=True, lm_head_bias=False,
+        names=bart_names, pre_norm=True, final_norm=True, lm_head_bias=False,
         sinusoids="halves",
     ),
     # Marian (Junczys-Dowmunt et al. 2018), Opus-MT's translators: BART with sinusoids and no norm of embeddings.
@@ -358,14 +357,14 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     ),
     # mBART and mBART-50 (Liu et al. 2020): BART with norms before its blocks and at the end.
     "mbart": recipe(
-        bart_like, names=partial(bart_names, embed_norm=True, final_norm=True, skip_positions=2), pre_norm=True,
+        bart_like, names=partial(bart_names, skip_positions=2), pre_norm=True,
         embed_norm=True, final_norm=True,
     ),
     # mT5 (Xue et al. 2020): T5 v1.1, whose output is never scaled, whatever the config says of its head.
     "mt5": recipe(t5_like, defaults=dict(feed_forward_proj="gated-gelu"), names=t5_names, scales_output=False),
     # Pegasus (Zhang et al. 2019): BART with sinusoids, norms before its blocks and at the end, none of embeddings.
     "pegasus": recipe(
-        bart_like, names=partial(bart_names, final_norm=True), pre_norm=True, final_norm=True,
+        bart_like, names=bart_names, pre_norm=True, final_norm=True,
         sinusoids="interleaved",
     ),
     # T5, T5 v1.1, Flan-T5, ByT5, UL2 (Raffel et al. 2019): one bias by distance for all layers of each half. The
@@ -380,7 +379,7 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     "whisper": recipe(
         _whisper,
         names=partial(
-            bart_names, final_norm=True,
+            bart_names,
             changes=dict(embed_tokens=Stored(name="model.decoder.embed_tokens", copies=("proj_out",))),
             encoder_changes=_CONVOLUTIONS, tensors={"attn.k_proj.bias": _NO_BIAS, "cross.k_proj.bias": _NO_BIAS},
         ),

@@ -12,12 +12,11 @@ from ..errors import ModelError
 from ..weights.names import NameTable, Stored
 from .config import NOTHING, HFConfig, flag
 from .dense_families import FLAGS, UNDER_ONE_NORM, root_of_size
-from .llama_like import FULL, SLIDING, ByLayer, layer_norm, llama_like
+from .llama_like import FULL, PLAIN, SLIDING, ByLayer, gpt_like, layer_norm, llama_like, own_keys
 from .name_tables import BART_LAYER, IGNORE, gpt_names, megatron, name_table
 from .recipes import Recipe, recipe
 from .spec import ModelSpec, NormSpec
 
-_PLAIN: Mapping[str, Any] = {"gated": False}
 _LAYER_NORM = NormSpec(kind="layer", eps=1e-5, bias=True)
 _EPSILON = partial(layer_norm, key="layer_norm_epsilon")
 _GPT_KEYS = {
@@ -43,19 +42,6 @@ _ATTENTION_INSIDE = {
 }
 
 
-def own_keys(config: HFConfig) -> HFConfig:
-    """The config without what means nothing here, though files carry it: keys and values have as many heads as
-    queries, of the hidden size's share, and no rope is stretched."""
-    stray = ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rope_parameters")
-    return config.replace(**dict.fromkeys(stray))
-
-
-def gpt_like(config: HFConfig, **options: Any) -> ModelSpec:
-    """No rope, plain feed-forward blocks, biases everywhere."""
-    options = {"has_rope": "none", "attn_bias": True, "mlp_bias": True, "mlp": _PLAIN, **options}
-    return llama_like(own_keys(config), **options)
-
-
 def num_positions(config: HFConfig) -> int:
     """Rows of a learned position embedding."""
     return config.size("max_position_embeddings")
@@ -77,7 +63,7 @@ def _gptj(config: HFConfig) -> ModelSpec:
         norm=_EPSILON,
         in_pairs=True,
         mlp_bias=True,
-        mlp=_PLAIN,
+        mlp=PLAIN,
         layer=UNDER_ONE_NORM,
         lm_head_bias=True,
     )
@@ -96,7 +82,7 @@ def _neox(config: HFConfig, *, rotary_pct: float = 0.25, **options: Any) -> Mode
 
 def _neox_japanese(config: HFConfig) -> ModelSpec:
     attn = {"o_bias": ByLayer([*[False] * (config.num_layers() - 1), True])}
-    return _neox(config, rotary_pct=1.0, norm=layer_norm, attn=attn, mlp=_PLAIN)
+    return _neox(config, rotary_pct=1.0, norm=layer_norm, attn=attn, mlp=PLAIN)
 
 
 def _neox_names(base: str, tensors: Mapping[str, str | Stored] = NOTHING) -> NameTable:
@@ -116,11 +102,9 @@ def _gpt2(config: HFConfig, *, num_kv_heads: int = 0, **options: Any) -> ModelSp
     if config.get("add_cross_attention"):
         raise ModelError(f"{config.file} asks for cross attention, which gpt2 does not serve")
     hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
-    if hidden_size % num_heads:
-        raise ModelError(f"n_embd ({hidden_size}) in {config.file} is no multiple of n_head ({num_heads})")
     size = config.size("n_inner", 4 * hidden_size)
     config = config.replace(intermediate_size=size)
-    scale = (hidden_size // num_heads) ** -0.5 if config.boolean("scale_attn_weights", True) else 1.0
+    scale = (hidden_size // num_heads or 1) ** -0.5 if config.boolean("scale_attn_weights", True) else 1.0
     falls = config.boolean("scale_attn_by_inverse_layer_idx", False)
     scales = ByLayer(scale / (i + 1 if falls else 1) for i in range(config.num_layers()))
     attn = {"scale": scales, "num_kv_heads": num_kv_heads or num_heads}
@@ -206,7 +190,7 @@ def _falcon(config: HFConfig) -> ModelSpec:
         config.replace(num_key_value_heads=num_kv_heads),
         norm=_EPSILON,
         has_rope="none" if has_alibi else "all",
-        mlp=_PLAIN,
+        mlp=PLAIN,
         attn={"alibi_max_bias": 8.0, "alibi_scale": head_dim**-0.5} if has_alibi else NOTHING,
         attn_bias=flag("bias"),
         mlp_bias=flag("bias"),
@@ -364,7 +348,7 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     "gpt_neox": recipe(
         _neox, defaults=dict(max_position_embeddings=2048, hidden_act="gelu"),
         names=partial(_neox_names, "gpt_neox"), norm=layer_norm, attn_bias=flag("attention_bias", True),
-        mlp_bias=True, mlp=_PLAIN, layer=dict(parallel=flag("use_parallel_residual", True)),
+        mlp_bias=True, mlp=PLAIN, layer=dict(parallel=flag("use_parallel_residual", True)),
     ),
     # GPT-NeoX Japanese: GPT-NeoX with serial blocks and no bias but that of the last layer's attention.
     "gpt_neox_japanese": recipe(

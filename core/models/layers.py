@@ -160,7 +160,7 @@ def _gated(
 ) -> Array:
     """What a layer with gated cross attention adds, 0 where a token sees nothing; that of others as it is. opened: 1
     for each token type that lets it pass."""
-    if layer.cross is None or not layer.cross.gated:
+    if not layer.cross_gated:
         return x
     ops, size = at.ops, at.hidden_size
     doors = at.root.table(sees, len(opened), size, compute=partial(rows_of, opened, size))

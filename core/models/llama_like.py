@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ..errors import ModelError
 from ..suggest import did_you_mean
-from .config import NOTHING, HFConfig, Read, read, read_all
+from .config import NOTHING, HFConfig, Read, flag, read, read_all
 from .spec import (
     NO_ATTENTION,
     Activation,
@@ -28,6 +28,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }  # fmt: skip
 """Activation functions as configs spell them."""
 
+PLAIN: Mapping[str, Any] = {"gated": False}
+"""A feed-forward block without a gate."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 TURN_A_PART = frozenset(
     "bamba chatglm codegen glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
@@ -110,18 +112,19 @@ def llama_like(
         "qk_norm_over": over or "head",
         **read_all(attn, config),
     }
-    ropes = {kind: read_rope(config, head_dim, kind) for kind in dict.fromkeys(kinds)}
-    ropes = {kind: dataclasses.replace(rope, interleaved=in_pairs) for kind, rope in ropes.items()}
-    windows = {kind: config.integer("sliding_window") if kind == SLIDING else 0 for kind in ropes}
+    windows = {kind: config.integer("sliding_window") if kind == SLIDING else 0 for kind in dict.fromkeys(kinds)}
+    turns = read(has_rope, config)
+    if isinstance(turns, str):
+        turns = [turns == "all" or (turns == "sliding" and windows[kind] > 0) for kind in kinds]
+    turned = {kind for kind, turn in zip(kinds, turns, strict=True) if turn}
+    ropes = {kind: read_rope(config, head_dim, kind, in_pairs) if kind in turned else None for kind in windows}
     block: dict[str, Any] = {
         "intermediate_size": config.size("intermediate_size"),
         "activation": read_activation(config, activation_key),
         "bias": read(mlp_bias, config),
         **read_all(mlp, config),
     }
-    around, turns = read_all(layer, config), read(has_rope, config)
-    if isinstance(turns, str):
-        turns = [turns == "all" or (turns == "sliding" and windows[kind] > 0) for kind in kinds]
+    around = read_all(layer, config)
     experts = _some_layers(config, "experts", read(moe, config), is_sparse)
     recurrences = _some_layers(config, "recurrences", read(mixer, config), is_recurrent)
     layers: list[LayerSpec] = []
@@ -134,18 +137,38 @@ def llama_like(
         feed_forward = known.setdefault(feed_forward, feed_forward)
         fields = {"moe": experts[i], "mixer": recurrences[i], **at_layer(around, i)}
         layers.append(LayerSpec(attn=attention, mlp=feed_forward, **fields))
-    spec = ModelSpec(
+    stated: dict[str, Any] = {
+        "vocab_size": lambda config: config.size("vocab_size"),
+        "max_position_embeddings": lambda config: _context_length(config, list(ropes.values())),
+        "tie_word_embeddings": flag("tie_word_embeddings"),
+        "num_further_layers": lambda config: config.integer("num_nextn_predict_layers", 0, null=0),
+    }
+    return ModelSpec(
         model_type=config.model_type,
-        vocab_size=config.size("vocab_size"),
         hidden_size=hidden_size,
-        max_position_embeddings=_context_length(config, list(ropes.values())),
         layers=tuple(layers),
         norm=norm,
-        tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         dtype=config.dtype,
-        num_further_layers=config.integer("num_nextn_predict_layers", 0, null=0),
+        **read_all({**stated, **model}, config),
     )
-    return dataclasses.replace(spec, **read_all(model, config))
+
+
+def gpt_like(config: HFConfig, **options: Any) -> ModelSpec:
+    """No rope, plain feed-forward blocks, biases everywhere, layer norms, and as many KV heads as heads, of the
+    hidden size's share: GPT's layers, and BERT's, BART's and ViT's."""
+    config = own_keys(config)
+    hidden_size, num_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    if hidden_size % num_heads:
+        ours, theirs = map(config.spelled, ("hidden_size", "num_attention_heads"))
+        raise ModelError(f"{ours} ({hidden_size}) in {config.file} is no multiple of {theirs} ({num_heads})")
+    common = {"norm": layer_norm, "has_rope": "none", "attn_bias": True, "mlp_bias": True, "mlp": PLAIN}
+    return llama_like(config, **{**common, **options})
+
+
+def own_keys(config: HFConfig) -> HFConfig:
+    """The config without what means nothing there, though files carry it."""
+    stray = ("num_key_value_heads", "head_dim", "rope_theta", "rope_scaling", "rope_parameters")
+    return config.replace(**dict.fromkeys(stray))
 
 
 def _some_layers(config: HFConfig, what: str, value: Any, where: Read[Sequence[bool]]) -> ByLayer:
@@ -204,11 +227,6 @@ def replace_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
     return replace_layers(spec, lambda layer: {"attn": dataclasses.replace(layer.attn, **changes)})
 
 
-def replace_mlp(spec: ModelSpec, **changes: Any) -> ModelSpec:
-    """The spec with fields of every layer's MlpSpec changed."""
-    return replace_layers(spec, lambda layer: {"mlp": dataclasses.replace(layer.mlp, **changes)})
-
-
 def shared_keys(config: HFConfig, kinds: Sequence[str]) -> ByLayer:
     """Of AttentionSpec.kv_layer: the last `num_kv_shared_layers` layers read keys and values of the last layer before
     of their kind. Raises ModelError if there is none."""
@@ -239,7 +257,7 @@ def read_activation(config: HFConfig, key: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL) -> RopeSpec:
+def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL, in_pairs: bool = False) -> RopeSpec:
     """The rotary embedding of layers of one type. Raises ModelError for a type or a value it cannot serve."""
     parameters = config.rope_parameters(layer_type)
     kind, rotary_dim = parameters.text("rope_type"), int(head_dim * parameters.number("partial_rotary_factor"))
@@ -248,12 +266,15 @@ def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL) -> RopeSp
         rotary_dim = head_dim
     if kind == "proportional":
         scaling = RopeScaling(kind="proportional", factor=_factor(parameters, 1.0), num_turned=rotary_dim // 2)
-        return RopeSpec(rotary_dim=head_dim, theta=parameters.number("rope_theta"), scaling=scaling)
+        return RopeSpec(
+            rotary_dim=head_dim, theta=parameters.number("rope_theta"), scaling=scaling, interleaved=in_pairs
+        )
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise ModelError(f"{parameters.file} rotate {rotary_dim} of {head_dim} values of a head; it must be even")
     return RopeSpec(
         rotary_dim=rotary_dim,
         theta=parameters.number("rope_theta"),
+        interleaved=in_pairs,
         scaling=_read_scaling(parameters, rotary_dim, config.integer("max_position_embeddings", 0)),
     )
 

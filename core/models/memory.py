@@ -7,7 +7,7 @@ from functools import partial
 from ..stages import Array, EncoderBatch, ForwardBatch, KVCaches
 from .constants import alibi_slopes, padding_marks
 from .scope import Scope
-from .spec import AttentionSpec, CrossSpec, ModelSpec
+from .spec import AttentionSpec, ModelSpec
 
 States = Sequence[Array]
 """The states of one layer, as `state_shapes` lists them."""
@@ -64,7 +64,7 @@ class Caches:
             max_seq_len=batch.max_seq_len,
         )
 
-    def attend_encoder(self, at: Scope, cross: CrossSpec, layer_idx: int, query: Array) -> Array:
+    def attend_encoder(self, at: Scope, cross: AttentionSpec, layer_idx: int, query: Array) -> Array:
         """Attention over all that an encoder made of each request's other input, of query's shape."""
         batch = self.batch
         return at.ops.paged_attention(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from ..weights.names import NameTable, Stored
 from .spec import LayerSpec, ModelSpec
@@ -34,7 +35,11 @@ _PARTS = {
     "mlp.shared.gate_up_proj": ("mlp.shared.gate_proj", "mlp.shared.up_proj"),
 }
 _GLU = ("gate_proj", "up_proj", "down_proj")
-_MODEL_LEVEL = ("embed_", "altup_", "final_norm", "lm_head", "project_", "relative_bias", "convolutions.")
+PROJECTORS = ("projector.", "taps.")
+_MODEL_LEVEL = (
+    "embed_", "altup_", "final_norm", "lm_head", "project_", "relative_bias", "convolutions.", "patch_norm",
+    *PROJECTORS,
+)  # fmt: skip
 
 
 def glu(ours: str, theirs: str, names: tuple[str, str, str] = _GLU) -> Mapping[str, str | Stored]:
@@ -110,25 +115,18 @@ def name_table(
 
     modules: canonical -> stored; names of layers are given without `layers.{i}.` and the `layer` of the
     checkpoint. tensors: names that have no .weight or .bias at their end, spelled out in the same way. A
-    transposition and a kernel hold for weights alone.
+    transposition and other shapes hold for weights alone.
     """
     entries: dict[str, str | Stored] = {}
+    of_bias = {"transpose": False, "kernel": 0, "reshape": False, "joined": False}
     for ours, theirs in modules.items():
         stored = _stored(ours, theirs, layer)
         for leaf in ("weight", "bias"):
-            is_weight = leaf == "weight"
-            transpose, kernel = stored.transpose and is_weight, stored.kernel if is_weight else 0
             also, copies = (tuple(f"{name}.{leaf}" for name in names) for names in (stored.also, stored.copies))
-            entry = dataclasses.replace(
-                stored,
-                name=f"{stored.name}.{leaf}",
-                also=also,
-                copies=copies,
-                transpose=transpose,
-                kernel=kernel,
-                reshape=stored.reshape and is_weight,
+            fields: dict[str, Any] = {} if leaf == "weight" else of_bias
+            entries[f"{_canonical(ours)}.{leaf}"] = dataclasses.replace(
+                stored, name=f"{stored.name}.{leaf}", also=also, copies=copies, **fields
             )
-            entries[f"{_canonical(ours)}.{leaf}"] = entry
     for ours, theirs in (tensors or {}).items():
         entries[_canonical(ours)] = _stored(ours, theirs, layer)
     return NameTable(entries=entries, base_prefix=base_prefix, ignore=ignore)

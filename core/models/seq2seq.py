@@ -6,76 +6,58 @@ from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import NameTable, Stored
-from .config import HFConfig
-from .llama_like import ACTIVATIONS, read_activation
-from .name_tables import name_table
-from .spec import Activation, AttentionSpec, CrossSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec
+from .config import NOTHING, HFConfig
+from .llama_like import ACTIVATIONS, gpt_like, llama_like, replace_layers
+from .name_tables import BART_LAYER, name_table
+from .spec import ModelSpec, NormSpec
 
 RELATIVE_LENGTH = 2048
 """Tokens that a model with relative positions takes on either side: it has no end, but memory has."""
-_BART: Mapping[str, str | Stored] = {
-    "attn.q_proj": "self_attn.q_proj",
-    "attn.k_proj": "self_attn.k_proj",
-    "attn.v_proj": "self_attn.v_proj",
-    "attn.o_proj": "self_attn.out_proj",
-    "mlp.up_proj": "fc1",
-    "mlp.down_proj": "fc2",
-}
-_BART_CROSS = {f"cross.{ours}_proj": f"encoder_attn.{theirs}_proj" for ours, theirs in zip("qkv", "qkv", strict=True)}
+_BART_CROSS = {f"cross.{name}_proj": f"encoder_attn.{name}_proj" for name in "qkv"}
 _T5 = {f"attn.{name}_proj": f"layer.0.SelfAttention.{name}" for name in "qkvo"}
 _T5_CROSS = {f"cross.{name}_proj": f"layer.1.EncDecAttention.{name}" for name in "qkvo"}
 
 
 def bart_like(
-    config: HFConfig,
-    *,
-    pre_norm: bool = False,
-    embed_norm: bool = False,
-    final_norm: bool = False,
-    lm_head_bias: bool = True,
-    encoder: Mapping[str, Any] | None = None,
-    **changes: Any,
+    config: HFConfig, *, pre_norm: bool = False, lm_head_bias: bool = True, encoder: Any = NOTHING, **both: Any
 ) -> ModelSpec:
     """The spec of BART with this config's sizes: layer norms, biases everywhere, positions that are added.
 
-    encoder: fields of the encoder's spec that differ from the decoder's; changes: of both.
+    encoder: fields of the encoder's spec that differ from the decoder's; both: of both.
     Raises ModelError for a missing or impossible value.
     """
     config = config.with_defaults(
         max_position_embeddings=1024, activation_function="gelu", scale_embedding=False, tie_word_embeddings=True
     )
-    hidden_size, length = config.size("d_model"), config.size("max_position_embeddings")
-    decoder, cross = _bart_layer(config, "decoder", pre_norm)
-    both = dict(
-        model_type=config.model_type,
-        vocab_size=config.size("vocab_size"),
-        hidden_size=hidden_size,
-        max_position_embeddings=length,
-        norm=NormSpec(kind="layer", eps=1e-5, bias=True),
-        embed_scale=hidden_size**0.5 if config.boolean("scale_embedding") else 1.0,
-        num_learned_positions=length,
-        embed_norm=embed_norm,
-        final_norm=final_norm,
-        dtype=config.dtype,
-    )
-    other = dict(kind="encoder", shares_embedding=True, layers=_repeat(config, "encoder_layers", "encoder", pre_norm))
-    return ModelSpec(
-        **{
-            **both,
-            "kind": "encoder_decoder",
-            "layers": (dataclasses.replace(decoder, cross=cross),) * config.num_layers("decoder_layers"),
-            "tie_word_embeddings": config.boolean("tie_word_embeddings"),
-            "lm_head_bias": lm_head_bias,
-            "encoder": ModelSpec(**{**both, **other, **changes, **(encoder or {})}),
-            **changes,
+    length, hidden_size = config.size("max_position_embeddings"), config.size("d_model")
+    common = {
+        "norm": NormSpec(kind="layer", eps=1e-5, bias=True), "final_norm": False, "num_learned_positions": length,
+        "embed_scale": hidden_size**0.5 if config.boolean("scale_embedding") else 1.0, **both,
+        "layer": {"pre_norm": pre_norm, "norm_after_add": not pre_norm},
+    }  # fmt: skip
+
+    def half(side: str, **own: Any) -> ModelSpec:
+        names = {
+            "num_hidden_layers": "layers",
+            "num_attention_heads": "attention_heads",
+            "intermediate_size": "ffn_dim",
         }
-    )
+        keys = {ours: f"{side}_{theirs}" for ours, theirs in names.items()}
+        sized = config.alias(hidden_size="d_model", hidden_act="activation_function", **keys)
+        return gpt_like(sized, **{**common, **own})
+
+    reader = half("encoder", **{"kind": "encoder", "shares_embedding": True, "tie_word_embeddings": False, **encoder})
+    return with_cross(half("decoder", encoder=reader, lm_head_bias=lm_head_bias))
+
+
+def with_cross(spec: ModelSpec) -> ModelSpec:
+    """A decoder whose layers attend to its encoder, as they attend to what they have read."""
+    crossed = replace_layers(spec, lambda layer: {"cross": layer.attn})
+    return dataclasses.replace(crossed, kind="encoder_decoder")
 
 
 def bart_names(
     *,
-    embed_norm: bool = False,
-    final_norm: bool = False,
     skip_positions: int = 0,
     changes: Mapping[str, str | Stored] | None = None,
     encoder_changes: Mapping[str, str | Stored] | None = None,
@@ -88,13 +70,14 @@ def bart_names(
 
     def side(name: str) -> dict[str, str | Stored]:
         root = f"model.{name}."
-        modules: dict[str, str | Stored] = dict(_BART)
-        modules["embed_positions"] = Stored(name=f"{root}embed_positions", skip_rows=skip_positions)
-        modules.update({"embed_norm": f"{root}layernorm_embedding"} if embed_norm else {})
-        modules.update({"final_norm": f"{root}layer_norm"} if final_norm else {})
-        for ours, theirs in (("attn", "self_attn_layer_norm"), ("mlp", "final_layer_norm")):
-            modules.update({f"{ours}_norm": theirs, f"{ours}_post_norm": theirs})
-        return modules
+        return {
+            **BART_LAYER,
+            "attn_post_norm": BART_LAYER["attn_norm"],
+            "mlp_post_norm": BART_LAYER["mlp_norm"],
+            "embed_positions": Stored(name=f"{root}embed_positions", skip_rows=skip_positions),
+            "embed_norm": f"{root}layernorm_embedding",
+            "final_norm": f"{root}layer_norm",
+        }
 
     copies = ("model.decoder.embed_tokens", "model.encoder.embed_tokens", "lm_head", "proj_out")
     decoder = {
@@ -133,42 +116,34 @@ def t5_like(config: HFConfig, *, bias_by_layer: bool = False, scales_output: boo
     )
     if config.size("relative_attention_max_distance") != 128:
         raise ModelError(f"relative_attention_max_distance in {config.file} must be 128")
-    hidden_size, num_heads, head_dim = config.size("d_model"), config.size("num_heads"), config.size("d_kv")
     gate, _, name = config.text("feed_forward_proj").rpartition("-")
     name = "gelu_new" if (gate, name) == ("gated", "gelu") else name
     if gate not in ("", "gated") or name not in ACTIVATIONS:
         raise ModelError(f"feed_forward_proj in {config.file} is {config['feed_forward_proj']!r}, which is not known")
-    layer = LayerSpec(
-        attn=AttentionSpec(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, scale=1.0),
-        mlp=MlpSpec(
-            intermediate_size=config.size("d_ff"), activation=ACTIVATIONS[name], gated=gate == "gated", bias=False
-        ),
-    )
-    cross = CrossSpec(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, scale=1.0)
-    encoder = ModelSpec(
-        model_type=config.model_type,
-        vocab_size=config.size("vocab_size"),
-        hidden_size=hidden_size,
-        max_position_embeddings=RELATIVE_LENGTH,
-        layers=(layer,) * config.num_layers("num_layers"),
-        norm=NormSpec(eps=config.number("layer_norm_epsilon")),
-        kind="encoder",
-        shares_embedding=True,
-        num_relative_buckets=config.size("relative_attention_num_buckets"),
-        relative_bias_by_layer=bias_by_layer,
-        dtype=config.dtype,
-    )
+    config = config.replace(
+        num_key_value_heads=None, rope_scaling=None, rope_parameters=None, hidden_act=name,
+        hidden_size=config.size("d_model"), num_attention_heads=config.size("num_heads"),
+        head_dim=config.size("d_kv"), intermediate_size=config.size("d_ff"),
+        rms_norm_eps=config.number("layer_norm_epsilon"),
+    )  # fmt: skip
+
+    def half(num_layers: str, **own: Any) -> ModelSpec:
+        return llama_like(
+            config.alias(num_hidden_layers=num_layers),
+            has_rope="none",
+            attn={"scale": 1.0},
+            mlp={"gated": gate == "gated"},
+            max_position_embeddings=RELATIVE_LENGTH,
+            num_relative_buckets=config.size("relative_attention_num_buckets"),
+            relative_bias_by_layer=bias_by_layer,
+            **own,
+        )
+
     # transformers 5 calls every T5 tied, and says by another key what the first one meant.
     is_tied = scales_output and config.boolean("scale_decoder_outputs", config.boolean("tie_word_embeddings"))
-    return dataclasses.replace(
-        encoder,
-        kind="encoder_decoder",
-        encoder=encoder,
-        shares_embedding=False,
-        layers=(dataclasses.replace(layer, cross=cross),) * config.num_layers("num_decoder_layers"),
-        tie_word_embeddings=is_tied,
-        logit_scale=hidden_size**-0.5 if is_tied else 1.0,
-    )
+    scale = config.size("hidden_size") ** -0.5 if is_tied else 1.0
+    reader = half("num_layers", kind="encoder", shares_embedding=True, tie_word_embeddings=False)
+    return with_cross(half("num_decoder_layers", encoder=reader, tie_word_embeddings=is_tied, logit_scale=scale))
 
 
 def t5_names(*, bias_by_layer: bool = False) -> NameTable:
@@ -210,32 +185,3 @@ def seq2seq_names(
     """One table of both halves."""
     entries = {f"encoder.{name}": stored for name, stored in encoder.entries.items()}
     return NameTable(entries={**entries, **decoder.entries}, ignore=tuple(ignore), base_prefix=base_prefix)
-
-
-def _bart_layer(config: HFConfig, side: str, pre_norm: bool) -> tuple[LayerSpec, CrossSpec]:
-    hidden_size, num_heads = config.size("d_model"), config.size(f"{side}_attention_heads")
-    if hidden_size % num_heads:
-        raise ModelError(
-            f"d_model ({hidden_size}) in {config.file} is no multiple of {side}_attention_heads ({num_heads})"
-        )
-    head_dim = hidden_size // num_heads
-    activation: Activation = read_activation(config, "activation_function")
-    layer = LayerSpec(
-        attn=AttentionSpec(
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=head_dim,
-            scale=head_dim**-0.5,
-            qkv_bias=True,
-            o_bias=True,
-        ),
-        mlp=MlpSpec(intermediate_size=config.size(f"{side}_ffn_dim"), activation=activation, gated=False, bias=True),
-        pre_norm=pre_norm,
-        norm_after_add=not pre_norm,
-    )
-    cross = CrossSpec(num_heads=num_heads, num_kv_heads=num_heads, head_dim=head_dim, scale=head_dim**-0.5, bias=True)
-    return layer, cross
-
-
-def _repeat(config: HFConfig, key: str, side: str, pre_norm: bool) -> tuple[LayerSpec, ...]:
-    return (_bart_layer(config, side, pre_norm)[0],) * config.num_layers(key)

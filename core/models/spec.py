@@ -168,22 +168,6 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrossSpec:
-    """Attention of one decoder layer to the output of the encoder, every token of which every query sees."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    bias: bool = False
-    """biases on all four projections"""
-    qk_norm: NormSpec | None = None
-    """of each head of query and key"""
-    gated: bool = False
-    """learned numbers multiply what it and the feed-forward block give; tokens that see nothing skip both"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionSpec:
     """A convolution over time with padding so that num_frames / stride rows come out, and its activation."""
 
@@ -358,8 +342,11 @@ class LayerSpec:
     mixer: MixerSpec | None = None
     """a recurrence in the place of attention, or beside it: their outputs are added"""
     shared: SharedSpec | None = None
-    cross: CrossSpec | None = None
-    """stands between attention and mlp, with norms where those of attention are"""
+    cross: AttentionSpec | None = None
+    """attention to the output of the encoder, every token of which every query sees: between attention and mlp, with
+    norms where those of attention are"""
+    cross_gated: bool = False
+    """learned numbers multiply what it and the feed-forward block give; tokens that see nothing skip both"""
     moe: MoeSpec | None = None
     """takes the place of mlp"""
     moe_beside: bool = False

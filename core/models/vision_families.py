@@ -7,7 +7,7 @@ from ..errors import ModelError
 from ..weights.names import NameTable
 from .config import HFConfig
 from .spec import ModelSpec
-from .vision_like import VisionFamily, turn_by_axes, with_vision
+from .vision_like import RENAMES, UNREAD, VisionFamily, turn_by_axes, with_vision
 from .vision_mllama import MLLAMA
 from .vision_qwen import QWEN_FAMILIES
 from .vision_vit import VIT_FAMILIES
@@ -38,8 +38,8 @@ def vision_names(config: HFConfig, names: NameTable) -> NameTable:
     return dataclasses.replace(
         names,
         entries={**names.entries, **family.entries},
-        renames=(*family.renames, *names.renames),
-        ignore=(*names.ignore, *family.unread),
+        renames=(*RENAMES, *names.renames),
+        ignore=(*names.ignore, *UNREAD, *family.unread),
     )
 
 

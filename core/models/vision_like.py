@@ -7,10 +7,9 @@ from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import Stored
-from .bert_like import biased_layer, read_head_dim
 from .config import HFConfig
-from .llama_like import replace_attention, replace_layers, replace_mlp
-from .name_tables import name_table
+from .llama_like import gpt_like, read_activation, replace_layers
+from .name_tables import PROJECTORS, name_table
 from .spec import Activation, DenseSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from .vision_spec import ProjectorSpec, VisionSpec
 from .wrappers import text_config
@@ -20,21 +19,28 @@ Entries = Mapping[str, str | Stored]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFamily:
-    """read: the images' part of a config, given the language model's spec. entries: its names; renames: that turn
-    what checkpoints have into these; unread: expressions of names that carry nothing we need. interleaves: the
-    language model's rope turns by time, height and width, mixed (True) or one behind another (False). encoders: the
-    kinds that are known, of families that have several; with others, the language model is served alone. language:
-    what images change in the language model."""
+    """read: the images' part of a config, given the language model's spec. entries: its names, of tensors as
+    `RENAMES` leaves them; unread: expressions of names that carry nothing we need. interleaves: the language model's
+    rope turns by time, height and width, mixed (True) or one behind another (False). encoders: the kinds that are
+    known, of families that have several; with others, the language model is served alone. language: what images
+    change in the language model."""
 
     read: Callable[[HFConfig, ModelSpec], VisionSpec]
     entries: Entries
-    renames: tuple[tuple[str, str], ...] = ()
     unread: tuple[str, ...] = ()
     interleaves: bool | None = None
     encoders: tuple[str, ...] = ()
     language: Callable[[ModelSpec], ModelSpec] = lambda spec: spec
 
 
+RENAMES = (
+    (r"^(?:model\.)?(?:vision_tower\.vision_model|vision_model|vision_tower)\.", "vision_tower."),
+    (r"^(?:model\.)?(visual|multi_modal_projector|connector)\.", r"\1."),
+    (r"^(?:model\.)?image_newline$", "image_newline"),
+)
+"""From the names that versions of transformers have to those of entries."""
+UNREAD = (r"^vision_tower\.embeddings\.position_ids$", r"^vision_tower\.head\.")
+"""Buffers and heads of all."""
 VIT: Mapping[str, Any] = dict(
     hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, image_size=224,
     num_channels=3, patch_size=16, hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6,
@@ -59,23 +65,15 @@ VIT_NAMES: Entries = {
 }
 
 
-def vit(config: HFConfig, *, num_layers: int = 0, norm: NormSpec | None = None, **changes: Any) -> ModelSpec:
-    """A transformer over patches with this config's sizes: norms before both blocks, biases, learned positions.
+def vit(config: HFConfig, *, num_layers: int = 0, **options: Any) -> ModelSpec:
+    """A transformer over patches with this config's sizes: layer norms before both blocks, biases, no rope.
 
-    num_layers: how many of its layers are of use; 0: all. changes: of fields of the spec.
+    num_layers: how many of its layers are of use; 0: all. options: as `gpt_like` takes them.
     """
-    fields = dict(
-        model_type=config.model_type,
-        vocab_size=0,
-        hidden_size=config.size("hidden_size"),
-        max_position_embeddings=0,
-        layers=(biased_layer(config),) * (num_layers or config.num_layers()),
-        norm=norm or NormSpec(kind="layer", eps=config.number("layer_norm_eps"), bias=True),
-        kind="encoder",
-        num_features=config.size("num_channels") * config.size("patch_size") ** 2,
-        dtype=config.dtype,
-    )
-    return ModelSpec(**{**fields, **changes})
+    config = config.replace(num_hidden_layers=num_layers or config.num_layers(), tie_word_embeddings=False)
+    num_features = config.size("num_channels") * config.size("patch_size") ** 2
+    common = dict(kind="encoder", vocab_size=0, max_position_embeddings=0, num_features=num_features)
+    return gpt_like(config, **{**common, **options})
 
 
 def pixtral(config: HFConfig) -> tuple[ModelSpec, dict[str, Any]]:
@@ -84,11 +82,11 @@ def pixtral(config: HFConfig) -> tuple[ModelSpec, dict[str, Any]]:
         hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, num_channels=3,
         patch_size=16, hidden_act="gelu",
     )  # fmt: skip
-    encoder = vit(config, norm=NormSpec(eps=1e-5), embed_norm=True, final_norm=False)
-    theta = config.rope_parameters().number("rope_theta", 10000.0)
-    rope = grid_rope(read_head_dim(config), alternating=True, theta=theta)
-    encoder = replace_attention(encoder, rope=rope, qkv_bias=False, o_bias=False)
-    encoder = replace_mlp(encoder, gated=True, bias=False)
+    rope = grid_rope(config, alternating=True, theta=config.rope_parameters().number("rope_theta", 10000.0))
+    encoder = vit(
+        config, norm=NormSpec(eps=1e-5), attn={"rope": rope}, attn_bias=False, mlp_bias=False, mlp={"gated": True},
+        embed_norm=True, final_norm=False,
+    )  # fmt: skip
     return encoder, dict(patch_size=config.size("patch_size"), patch_bias=False)
 
 
@@ -118,9 +116,10 @@ def tower(config: HFConfig, *, num_layers: int = 0, final_norm: bool = True) -> 
 
 
 def grid_rope(
-    head_dim: int, *, alternating: bool = False, columns_first: bool = False, theta: float = 10000.0, **fields: Any
+    config: HFConfig, *, alternating: bool = False, columns_first: bool = False, theta: float = 10000.0, **fields: Any
 ) -> RopeSpec:
     """Half of the frequencies turn by the row of a patch, half by its column."""
+    head_dim = config.size("hidden_size") // config.size("num_attention_heads")
     quarter = head_dim // 4
     axes = (0,) * quarter + (1,) * quarter
     return RopeSpec(
@@ -150,19 +149,23 @@ def projector(
     return ProjectorSpec(dense=dense, **fields)
 
 
-def vision_entries(modules: Entries, *, layer: str, tensors: Entries | None = None, projectors: Entries) -> Entries:
-    """Canonical names of an encoder and of projectors -> stored ones. modules, tensors: as `name_table` takes them;
-    projectors: canonical modules, written out."""
-    encoder = name_table(modules, layer=layer, tensors=tensors).entries
-    entries = {f"vision.{name}": stored for name, stored in encoder.items()}
-    for ours, theirs in projectors.items():
-        stored = theirs if isinstance(theirs, Stored) else Stored(name=theirs)
-        weight = stored.name if stored.transpose else f"{stored.name}.weight"
-        entries[f"{ours}.weight"] = dataclasses.replace(stored, name=weight)
-        entries[f"{ours}.bias"] = dataclasses.replace(
-            stored, name=f"{stored.name}.bias", kernel=0, transpose=False, joined=False
-        )
-    return entries
+def two_linears(config: HFConfig, size: int, spec: ModelSpec, *, bias: bool = True, **fields: Any) -> ProjectorSpec:
+    """From rows of a size to the language model's through two linear layers, as LLaVA has them."""
+    return projector(
+        (size, spec.hidden_size, spec.hidden_size),
+        ("linear_1", "linear_2"),
+        read_activation(config.with_defaults(projector_hidden_act="gelu"), "projector_hidden_act"),
+        bias=bias,
+        **fields,
+    )
+
+
+def vision_entries(
+    modules: Entries, *, layer: str, tensors: Entries | None = None, prefix: str = "vision."
+) -> Mapping[str, str | Stored]:
+    """Names of an encoder, which ours begin with `prefix`, and of projectors; see `name_table`."""
+    entries = name_table(modules, layer=layer, tensors=tensors).entries
+    return {ours if ours.startswith(PROJECTORS) else prefix + ours: stored for ours, stored in entries.items()}
 
 
 def turn_by_axes(config: HFConfig, spec: ModelSpec, interleaves: bool) -> ModelSpec:

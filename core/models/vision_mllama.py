@@ -2,19 +2,21 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from ..errors import ModelError
 from ..weights.names import Stored
 from .config import HFConfig
 from .families.mllama_text_model import NUM_EXTRA_TOKENS
-from .llama_like import replace_attention, replace_layers
-from .spec import NO_ATTENTION, CrossSpec, LayerSpec, ModelSpec, NormSpec
+from .llama_like import layer_norm, replace_layers
+from .spec import NO_ATTENTION, ModelSpec
 from .vision_like import VIT_NAMES, VisionFamily, image_token, projector, vision_config, vision_entries, vit
 from .vision_spec import VisionSpec
 
 _TOWER = "vision_tower."
 _PLACES = f"{_TOWER}gated_positional_embedding."
+_BEFORE, _BEHIND = (f"{_TOWER}{place}_tile_positional_embedding." for place in ("pre", "post"))
 _SHAPES = [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]]
 
 
@@ -29,17 +31,13 @@ def _read(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     inner = inner.with_defaults(num_attention_heads=inner.size("attention_heads"))
     side, joined = inner.size("image_size") // inner.size("patch_size"), inner["intermediate_layers_indices"]
     shapes = tuple((int(rows), int(columns)) for rows, columns in inner["supported_aspect_ratios"])
-    norm = NormSpec(kind="layer", eps=inner.number("norm_eps"), bias=True)
-    encoder = vit(inner, norm=norm, num_learned_positions=side**2 + 1, embed_norm=True)
-    encoder = replace_attention(encoder, qkv_bias=False, o_bias=False, has_padding=True)
-    num_places = (len(shapes) + 1) * inner.size("max_num_tiles")
-    second = dataclasses.replace(
-        encoder,
-        layers=encoder.layers[:1] * inner.num_layers("num_global_layers"),
-        num_learned_positions=num_places,
-        embed_norm=False,
-        final_norm=False,
+    common: dict[str, Any] = dict(
+        norm=partial(layer_norm, key="norm_eps"), attn_bias=False, attn={"has_padding": True}
     )
+    encoder = vit(inner, num_learned_positions=side**2 + 1, embed_norm=True, **common)
+    num_places = (len(shapes) + 1) * inner.size("max_num_tiles")
+    num_global = inner.num_layers("num_global_layers")
+    second = vit(inner, num_layers=num_global, num_learned_positions=num_places, final_norm=False, **common)
     size = encoder.hidden_size * (1 + len(joined))
     if inner.size("vision_output_dim", size) != size:
         raise ModelError(f"vision_output_dim in {inner.file} is not {size}, what its layers make together")
@@ -60,24 +58,15 @@ def _read(config: HFConfig, spec: ModelSpec) -> VisionSpec:
 def _cross(spec: ModelSpec) -> ModelSpec:
     """The language model, with the layers that do nothing without images."""
     own = next(layer for layer in spec.layers if layer.has_attention)
-    cross = CrossSpec(
-        num_heads=own.attn.num_heads,
-        num_kv_heads=own.attn.num_kv_heads,
-        head_dim=own.attn.head_dim,
-        scale=own.attn.scale,
-        qk_norm=spec.norm,
-        gated=True,
-    )
-
-    def cross_layer(layer: LayerSpec) -> Mapping[str, Any]:
-        return {} if layer.has_attention else {"attn": NO_ATTENTION, "mlp": own.mlp, "cross": cross}
-
-    return dataclasses.replace(replace_layers(spec, cross_layer), num_extra_tokens=NUM_EXTRA_TOKENS)
+    cross = dataclasses.replace(own.attn, rope=None, qk_norm=spec.norm)
+    crossed = {"attn": NO_ATTENTION, "mlp": own.mlp, "cross": cross, "cross_gated": True}
+    with_cross = replace_layers(spec, lambda layer: {} if layer.has_attention else crossed)
+    return dataclasses.replace(with_cross, num_extra_tokens=NUM_EXTRA_TOKENS)
 
 
-def _gated(name: str) -> Mapping[str, Any]:
-    """Fields of what a gate of a layer scales."""
-    return {"scaled_by": f"gate_{name}", "gate": "tanh"}
+def _gated(stored: str, by: str, gate: Literal["tanh", "rest"] = "tanh", *, reshape: bool = True) -> Stored:
+    """What a learned number multiplies."""
+    return Stored(name=stored, scaled_by=by, gate=gate, reshape=reshape)
 
 
 _MODULES: Mapping[str, str | Stored] = {
@@ -89,44 +78,27 @@ _MODULES: Mapping[str, str | Stored] = {
 }
 _FIRST = vision_entries(
     {
-        **_MODULES,
-        "embed_patches": Stored(name=f"{_TOWER}patch_embedding", reshape=True),
-        "embed_norm": f"{_TOWER}layernorm_pre",
-        "final_norm": f"{_TOWER}layernorm_post",
+        **_MODULES, "embed_patches": Stored(name=f"{_TOWER}patch_embedding", reshape=True),
+        "embed_norm": f"{_TOWER}layernorm_pre", "final_norm": f"{_TOWER}layernorm_post",
+        "projector.linear": Stored(name="multi_modal_projector", joined=True),
     },
     layer=f"{_TOWER}transformer.layers.{{i}}.",
     tensors={
         "embed_class.weight": Stored(name=f"{_TOWER}class_embedding", reshape=True),
-        "embed_positions.weight": Stored(name=f"{_PLACES}embedding", scaled_by=f"{_PLACES}gate", gate="rest"),
-        "embed_tile_patches.weight": Stored(
-            name=f"{_PLACES}tile_embedding.weight", reshape=True, scaled_by=f"{_PLACES}gate", gate="tanh"
-        ),
-        "embed_tiles.weight": Stored(
-            name=f"{_TOWER}pre_tile_positional_embedding.embedding.weight",
-            reshape=True,
-            scaled_by=f"{_TOWER}pre_tile_positional_embedding.gate",
-            gate="tanh",
-        ),
+        "embed_positions.weight": _gated(f"{_PLACES}embedding", f"{_PLACES}gate", "rest", reshape=False),
+        "embed_tile_patches.weight": _gated(f"{_PLACES}tile_embedding.weight", f"{_PLACES}gate"),
+        "embed_tiles.weight": _gated(f"{_BEFORE}embedding.weight", f"{_BEFORE}gate"),
     },
-    projectors={"projector.linear": Stored(name="multi_modal_projector", joined=True)},
-)
+)  # fmt: skip
 _SECOND = vision_entries(
     {
-        **_MODULES,
-        "attn.o_proj": Stored(name="self_attn.o_proj", **_gated("attn")),
-        "mlp.down_proj": Stored(name="mlp.fc2", **_gated("ffn")),
+        **_MODULES, "attn.o_proj": _gated("self_attn.o_proj", "gate_attn", reshape=False),
+        "mlp.down_proj": _gated("mlp.fc2", "gate_ffn", reshape=False),
     },
     layer=f"{_TOWER}global_transformer.layers.{{i}}.",
-    tensors={
-        "embed_positions.weight": Stored(
-            name=f"{_TOWER}post_tile_positional_embedding.embedding.weight",
-            reshape=True,
-            scaled_by=f"{_TOWER}post_tile_positional_embedding.gate",
-            gate="tanh",
-        )
-    },
-    projectors={},
-)
+    tensors={"embed_positions.weight": _gated(f"{_BEHIND}embedding.weight", f"{_BEHIND}gate")},
+    prefix="second.",
+)  # fmt: skip
 _LAYER = "model.layers.{i}."
 _LANGUAGE: Mapping[str, str | Stored] = {
     "embed_tokens.weight": "model.embed_tokens.weight",
@@ -138,16 +110,4 @@ _LANGUAGE: Mapping[str, str | Stored] = {
     "layers.{i}.cross.gate": Stored(name=f"{_LAYER}cross_attn_attn_gate", is_scalar=True, gate="tanh"),
     "layers.{i}.cross.mlp_gate": Stored(name=f"{_LAYER}cross_attn_mlp_gate", is_scalar=True, gate="tanh"),
 }
-MLLAMA = VisionFamily(
-    read=_read,
-    entries={
-        **_FIRST,
-        **{name.replace("vision.", "second.", 1): stored for name, stored in _SECOND.items()},
-        **_LANGUAGE,
-    },
-    renames=(
-        (r"^(?:model\.)?vision_model\.", _TOWER),
-        (r"^(?:model\.)?multi_modal_projector\.", "multi_modal_projector."),
-    ),
-    language=_cross,
-)
+MLLAMA = VisionFamily(read=_read, entries={**_FIRST, **_SECOND, **_LANGUAGE}, language=_cross)

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..weights.names import Stored
-from .bert_like import read_head_dim
-from .config import HFConfig
-from .llama_like import read_activation, replace_attention, replace_mlp
+from .config import NOTHING, HFConfig, flag
+from .llama_like import ByLayer, read_activation
 from .spec import DenseSpec, ModelSpec, NormSpec
 from .vision_like import Entries, VisionFamily, grid_rope, projector, vision_config, vision_entries, vit
 from .vision_spec import ProjectorSpec, VisionSpec
@@ -34,16 +33,10 @@ def _qwen2_5_vl(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     inner = _qwen_config(
         config, hidden_size=3584, intermediate_size=3420, window_size=112, fullatt_block_indexes=(7, 15, 23, 31)
     )
-    vision = _qwen(config, inner, spec, NormSpec())
     full = inner.indices("fullatt_block_indexes")
-    encoder = replace_mlp(vision.encoder, gated=True)
-    layers = tuple(
-        dataclasses.replace(layer, attn=dataclasses.replace(layer.attn, in_window=i not in full))
-        for i, layer in enumerate(encoder.layers)
-    )
-    return dataclasses.replace(
-        vision, encoder=dataclasses.replace(encoder, layers=layers), window=inner.size("window_size")
-    )
+    attn = {"in_window": ByLayer(i not in full for i in range(inner.num_layers()))}
+    encoder = {"mlp": {"gated": True}}
+    return _qwen(config, inner, spec, NormSpec(), attn=attn, encoder=encoder, window=inner.size("window_size"))
 
 
 def _qwen3_vl(config: HFConfig, spec: ModelSpec) -> VisionSpec:
@@ -53,30 +46,24 @@ def _qwen3_vl(config: HFConfig, spec: ModelSpec) -> VisionSpec:
         config, hidden_size=1152, intermediate_size=4304, num_heads=16, depth=27, patch_size=16,
         hidden_act="gelu_pytorch_tanh", num_position_embeddings=2304, deepstack_visual_indexes=taps,
     )  # fmt: skip
-    norm = NormSpec(kind="layer", bias=True)
-    vision = _qwen(config, inner, spec, norm, ("linear_fc1", "linear_fc2"))
+    norm, names = NormSpec(kind="layer", bias=True), ("linear_fc1", "linear_fc2")
+    corners = inner.size("num_position_embeddings")
+    vision = _qwen(config, inner, spec, norm, names, patch_bias=True, num_corners=corners)
     tap = dataclasses.replace(vision.projector, patch_norm=None, norm=norm)
-    return dataclasses.replace(
-        vision,
-        patch_bias=True,
-        num_corners=inner.size("num_position_embeddings"),
-        taps=tuple((layer, tap) for layer in inner.indices("deepstack_visual_indexes")),
-    )
+    return dataclasses.replace(vision, taps=tuple((n, tap) for n in inner.indices("deepstack_visual_indexes")))
 
 
 def _glm4v(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     """Positions by bicubic interpolation; squares through a convolution, a linear layer and a gated block."""
     inner = _qwen_config(
         config, depth=24, hidden_size=1536, intermediate_size=13696, num_heads=12, image_size=336,
-        rms_norm_eps=1e-5, out_hidden_size=4096, attention_bias=False,
+        rms_norm_eps=1e-5, out_hidden_size=4096,
     )  # fmt: skip
     norm, wide, out = NormSpec(eps=inner.number("rms_norm_eps")), inner.size("intermediate_size"), spec.hidden_size
     inner = inner.replace(intermediate_size=inner.size("out_hidden_size"))
-    vision = _qwen(config, inner, spec, norm)
-    encoder = replace_attention(vision.encoder, qkv_bias=inner.boolean("attention_bias"), o_bias=False)
-    encoder = replace_mlp(encoder, gated=True, bias=False)
+    square = inner.size("hidden_size") * inner.size("spatial_merge_size") ** 2
     dense = (
-        DenseSpec(name="downsample", in_features=encoder.hidden_size * vision.merge**2, out_features=out),
+        DenseSpec(name="downsample", in_features=square, out_features=out),
         DenseSpec(
             name="proj", in_features=out, out_features=out, bias=False, activation="gelu", norm_first=True,
             norm=NormSpec(kind="layer", eps=1e-5, bias=True),
@@ -87,13 +74,17 @@ def _glm4v(config: HFConfig, spec: ModelSpec) -> VisionSpec:
         ),
         DenseSpec(name="down_proj", in_features=wide, out_features=out, bias=False),
     )  # fmt: skip
-    return dataclasses.replace(
-        vision,
-        encoder=dataclasses.replace(encoder, final_norm=True),
+    encoder = dict(attn_bias=False, qkv_bias=flag("attention_bias"), mlp_bias=False, mlp={"gated": True})
+    return _qwen(
+        config,
+        inner,
+        spec,
+        norm,
+        encoder={**encoder, "final_norm": True},
         projector=ProjectorSpec(dense=dense),
         patch_bias=True,
         patch_norm=norm,
-        num_corners=(inner.size("image_size") // vision.patch_size) ** 2,
+        num_corners=(inner.size("image_size") // inner.size("patch_size")) ** 2,
         is_bicubic=True,
     )
 
@@ -110,15 +101,22 @@ def _qwen_config(config: HFConfig, **defaults: Any) -> HFConfig:
 
 
 def _qwen(
-    config: HFConfig, inner: HFConfig, spec: ModelSpec, norm: NormSpec, names: Sequence[str] = ("mlp.0", "mlp.2")
+    config: HFConfig,
+    inner: HFConfig,
+    spec: ModelSpec,
+    norm: NormSpec,
+    names: Sequence[str] = ("mlp.0", "mlp.2"),
+    *,
+    attn: Mapping[str, Any] = NOTHING,
+    encoder: Mapping[str, Any] = NOTHING,
+    **fields: Any,
 ) -> VisionSpec:
-    frames, size = inner.size("temporal_patch_size"), inner.size("patch_size")
-    encoder = vit(inner, norm=norm, final_norm=False, num_features=inner.size("num_channels") * frames * size * size)
-    encoder = replace_attention(encoder, rope=grid_rope(read_head_dim(inner)))
-    merge, hidden = inner.size("spatial_merge_size"), encoder.hidden_size
-    wide = hidden * merge**2
-    return VisionSpec(
-        encoder=encoder,
+    """names: of the projector's layers. attn, encoder: options of the encoder; fields: others of the whole."""
+    frames, size, merge = (inner.size(f"{key}_size") for key in ("temporal_patch", "patch", "spatial_merge"))
+    patch, wide = inner.size("num_channels") * frames * size * size, inner.size("hidden_size") * merge**2
+    common = {"norm": norm, "final_norm": False, "attn": {"rope": grid_rope(inner), **attn}, "num_features": patch}
+    vision: dict[str, Any] = dict(
+        encoder=vit(inner, **{**common, **encoder}),
         projector=projector((wide, wide, spec.hidden_size), names, "gelu", patch_norm=norm),
         image_token_id=config.integer("image_token_id", _IMAGE_TOKENS.get(config.model_type, 151655)),
         patch_size=size,
@@ -126,29 +124,19 @@ def _qwen(
         merge=merge,
         frames=frames,
     )
-
-
-_QWEN_NAMES: Entries = {
-    "embed_patches": Stored(name="visual.patch_embed.proj", reshape=True),
-    "attn.qkv_proj": "attn.qkv",
-    "attn.o_proj": "attn.proj",
-    "attn_norm": "norm1",
-    "mlp_norm": "norm2",
-    **{f"mlp.{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
-}
+    return VisionSpec(**{**vision, **fields})
 
 
 def _qwen_family(
-    read: Callable[[HFConfig, ModelSpec], VisionSpec],
-    modules: Entries,
-    projectors: Entries,
-    *,
-    interleaves: bool = False,
+    read: Callable[[HFConfig, ModelSpec], VisionSpec], modules: Entries, *, interleaves: bool = False
 ) -> VisionFamily:
-    entries = vision_entries({**_QWEN_NAMES, **modules}, layer="visual.blocks.{i}.", projectors=projectors)
-    return VisionFamily(
-        read=read, entries=entries, renames=((r"^(?:model\.)?visual\.", "visual."),), interleaves=interleaves
-    )
+    common: Entries = {
+        "embed_patches": Stored(name="visual.patch_embed.proj", reshape=True), "attn.qkv_proj": "attn.qkv",
+        "attn.o_proj": "attn.proj", "attn_norm": "norm1", "mlp_norm": "norm2",
+        **{f"mlp.{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+    }  # fmt: skip
+    entries = vision_entries({**common, **modules}, layer="visual.blocks.{i}.")
+    return VisionFamily(read=read, entries=entries, interleaves=interleaves)
 
 
 _QWEN_MERGER: Entries = {
@@ -158,41 +146,27 @@ _QWEN_MERGER: Entries = {
 _QWEN3_VL = _qwen_family(
     _qwen3_vl,
     {
-        "embed_corners": "visual.pos_embed",
-        "mlp.up_proj": "mlp.linear_fc1",
-        "mlp.down_proj": "mlp.linear_fc2",
-    },
-    {
-        "projector.patch_norm": "visual.merger.norm",
-        "taps.{i}.norm": "visual.deepstack_merger_list.{i}.norm",
+        "embed_corners": "visual.pos_embed", "mlp.up_proj": "mlp.linear_fc1", "mlp.down_proj": "mlp.linear_fc2",
+        "projector.patch_norm": "visual.merger.norm", "taps.{i}.norm": "visual.deepstack_merger_list.{i}.norm",
         **{f"projector.linear_fc{n}": f"visual.merger.linear_fc{n}" for n in (1, 2)},
         **{f"taps.{{i}}.linear_fc{n}": f"visual.deepstack_merger_list.{{i}}.linear_fc{n}" for n in (1, 2)},
     },
     interleaves=True,
-)
+)  # fmt: skip
 _GLM4V = _qwen_family(
     _glm4v,
     {
-        "embed_corners": "visual.embeddings.position_embedding",
-        "final_norm": "visual.post_layernorm",
-    },
-    {
-        "vision.patch_norm": "visual.post_conv_layernorm",
+        "embed_corners": "visual.embeddings.position_embedding", "final_norm": "visual.post_layernorm",
+        "patch_norm": "visual.post_conv_layernorm",
         "projector.downsample": Stored(name="visual.downsample", kernel=4),
-        "projector.proj": "visual.merger.proj",
-        "projector.proj_norm": "visual.merger.post_projection_norm",
+        "projector.proj": "visual.merger.proj", "projector.proj_norm": "visual.merger.post_projection_norm",
         **{f"projector.mlp.{name}_proj": f"visual.merger.{name}_proj" for name in ("gate", "up")},
         "projector.down_proj": "visual.merger.down_proj",
     },
-)
+)  # fmt: skip
 QWEN_FAMILIES: Mapping[str, VisionFamily] = {
-    "glm4v": _GLM4V,
-    "glm46v": _GLM4V,
-    "glm4v_moe": _GLM4V,
-    "qwen2_vl": _qwen_family(_qwen2_vl, {"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}, _QWEN_MERGER),
-    "qwen2_5_vl": _qwen_family(_qwen2_5_vl, {}, _QWEN_MERGER),
-    "qwen3_5": _QWEN3_VL,
-    "qwen3_5_moe": _QWEN3_VL,
-    "qwen3_vl": _QWEN3_VL,
-    "qwen3_vl_moe": _QWEN3_VL,
+    **dict.fromkeys(("glm4v", "glm46v", "glm4v_moe"), _GLM4V),
+    "qwen2_vl": _qwen_family(_qwen2_vl, {"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2", **_QWEN_MERGER}),
+    "qwen2_5_vl": _qwen_family(_qwen2_5_vl, _QWEN_MERGER),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"), _QWEN3_VL),
 }

@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import Stored
-from .bert_like import read_head_dim
-from .config import HFConfig
-from .llama_like import read_activation, replace_attention
+from .config import HFConfig, flag
+from .llama_like import layer_norm
+from .name_tables import glu
 from .spec import DenseSpec, ModelSpec, NormSpec
 from .vision_like import (
     VIT_NAMES,
@@ -17,6 +19,7 @@ from .vision_like import (
     image_token,
     projector,
     tower,
+    two_linears,
     vision_config,
     vision_entries,
     vit,
@@ -29,28 +32,19 @@ def _llava(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     """Patches of CLIP's last layer but one, through two linear layers."""
     is_newest = config.model_type == "llava_onevision"
     config = config.with_defaults(
-        projector_hidden_act="gelu", vision_feature_layer=-1 if is_newest else -2,
-        vision_feature_select_strategy="full" if is_newest else "default", multimodal_projector_bias=True,
-        image_token_index=151646 if is_newest else 32000,
+        vision_feature_layer=-1 if is_newest else -2, image_token_index=151646 if is_newest else 32000,
+        vision_feature_select_strategy="full" if is_newest else "default",
     )  # fmt: skip
-    inner = HFConfig(config.mapping("vision_config"), file=f"vision_config of {config.file}").with_defaults(
-        model_type="siglip_vision_model" if is_newest else "clip_vision_model", intermediate_size=4096,
-        hidden_size=1024, patch_size=14, image_size=336, num_hidden_layers=24, num_attention_heads=16,
+    inner = vision_config(config, "siglip_vision_model" if is_newest else "clip_vision_model").with_defaults(
+        intermediate_size=4096, hidden_size=1024, patch_size=14, image_size=336, num_hidden_layers=24,
+        num_attention_heads=16,
     )  # fmt: skip
     encoder, fields = tower(inner, num_layers=_feature_layer(config, inner.num_layers()), final_norm=False)
     if fields.get("has_class", False) != (config.text("vision_feature_select_strategy") == "default"):
         raise ModelError(f"vision_feature_select_strategy in {config.file} does not fit its encoder of images")
-    return VisionSpec(
-        encoder=encoder,
-        projector=projector(
-            (encoder.hidden_size, spec.hidden_size, spec.hidden_size),
-            ("linear_1", "linear_2"),
-            read_activation(config, "projector_hidden_act"),
-            bias=config.boolean("multimodal_projector_bias"),
-        ),
-        image_token_id=image_token(config),
-        **fields,
-    )
+    bias = config.boolean("multimodal_projector_bias", True)
+    dense = two_linears(config, encoder.hidden_size, spec, bias=bias)
+    return VisionSpec(encoder=encoder, projector=dense, image_token_id=image_token(config), **fields)
 
 
 def _llava_next(config: HFConfig, spec: ModelSpec) -> VisionSpec:
@@ -74,27 +68,19 @@ def _llava_next(config: HFConfig, spec: ModelSpec) -> VisionSpec:
 
 def _mistral3(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     """Squares of Pixtral's patches, normalised and merged by a linear layer, through two more."""
-    config = config.with_defaults(
-        projector_hidden_act="gelu", vision_feature_layer=-1, multimodal_projector_bias=False,
-        image_token_index=10, spatial_merge_size=2,
-    )  # fmt: skip
-    inner = vision_config(config, "pixtral")
-    encoder, fields = tower(inner)
+    config = config.with_defaults(vision_feature_layer=-1, image_token_index=10, spatial_merge_size=2)
+    encoder, fields = tower(vision_config(config, "pixtral"))
     depth = encoder.num_layers
     if _feature_layer(config, depth) != depth:
         raise ModelError(f"vision_feature_layer in {config.file} is not the last one, which alone can be served")
-    merge, hidden, out = config.size("spatial_merge_size"), encoder.hidden_size, spec.hidden_size
+    merge, hidden = config.size("spatial_merge_size"), encoder.hidden_size
     merging = DenseSpec(name="merging", in_features=hidden * merge**2, out_features=hidden, bias=False)
-    rest = projector(
-        (hidden, out, out),
-        ("linear_1", "linear_2"),
-        read_activation(config, "projector_hidden_act"),
-        bias=config.boolean("multimodal_projector_bias"),
-    )
-    eps = text_config(config).number("rms_norm_eps", spec.norm.eps)
+    norm = NormSpec(eps=text_config(config).number("rms_norm_eps", spec.norm.eps))
+    bias = config.boolean("multimodal_projector_bias", False)
+    rest = two_linears(config, hidden, spec, bias=bias, patch_norm=norm)
     return VisionSpec(
         encoder=encoder,
-        projector=dataclasses.replace(rest, dense=(merging, *rest.dense), patch_norm=NormSpec(eps=eps)),
+        projector=dataclasses.replace(rest, dense=(merging, *rest.dense)),
         image_token_id=image_token(config),
         merge=merge,
         **fields,
@@ -130,19 +116,12 @@ def _paligemma(config: HFConfig, spec: ModelSpec) -> VisionSpec:
 def _gemma3(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     """Means of squares of SigLIP's patches; the rows of an image see each other."""
     config = config.with_defaults(mm_tokens_per_image=256, image_token_index=262144)
-    inner = vision_config(config, "siglip_vision_model")
-    encoder, fields = tower(inner)
-    side = round(config.size("mm_tokens_per_image") ** 0.5)
+    encoder, fields = tower(vision_config(config, "siglip_vision_model"))
+    side, norm = round(config.size("mm_tokens_per_image") ** 0.5), NormSpec(eps=encoder.norm.eps, plus_one=True)
+    sizes = (encoder.hidden_size, spec.hidden_size)
     return VisionSpec(
         encoder=encoder,
-        projector=projector(
-            (encoder.hidden_size, spec.hidden_size),
-            ("linear",),
-            None,
-            bias=False,
-            is_mean=True,
-            norm=NormSpec(eps=encoder.norm.eps, plus_one=True),
-        ),
+        projector=projector(sizes, ("linear",), None, bias=False, is_mean=True, norm=norm),
         image_token_id=image_token(config),
         merge=round(encoder.num_learned_positions**0.5) // side,
         sight="image",
@@ -170,9 +149,8 @@ def _idefics3(config: HFConfig, spec: ModelSpec) -> VisionSpec:
 def _internvl(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     """Squares of patches of tiles, normalised, through two linear layers."""
     config = config.with_defaults(
-        projector_hidden_act="gelu", image_token_id=151667, downsample_ratio=0.5, vision_feature_layer=-1,
-        vision_feature_select_strategy="default",
-    )  # fmt: skip
+        image_token_id=151667, downsample_ratio=0.5, vision_feature_layer=-1, vision_feature_select_strategy="default"
+    )
     inner = vision_config(config, "internvl_vision").with_defaults(
         hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096, hidden_act="gelu",
         layer_norm_eps=1e-6, image_size=448, patch_size=14, num_channels=3, norm_type="layer_norm",
@@ -190,29 +168,23 @@ def _internvl(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     has_norm = not inner.boolean("use_mean_pooling", True)
     if is_rms and has_norm:
         raise ModelError(f"{inner.file} has a layer norm behind RMS norms, which is not served")
-    norm = NormSpec(eps=eps) if is_rms else NormSpec(kind="layer", eps=eps, bias=True)
     encoder = vit(
         inner,
-        norm=norm,
+        norm=NormSpec(eps=eps) if is_rms else layer_norm,
+        qkv_bias=flag("attention_bias"),
+        attn_bias=False,
+        attn={
+            "qk_norm": NormSpec() if inner.boolean("use_qk_norm", False) else None,
+            "qk_norm_over": "all",
+            "o_bias": True,
+        },
         num_learned_positions=(inner.size("image_size") // size) ** 2 + 1,
         final_norm=has_norm,
     )
-    encoder = replace_attention(
-        encoder,
-        qkv_bias=inner.boolean("attention_bias", False),
-        qk_norm=NormSpec() if inner.boolean("use_qk_norm", False) else None,
-        qk_norm_over="all",
-    )
-    merge = round(1 / config.positive("downsample_ratio"))
-    sizes = (encoder.hidden_size * merge**2, spec.hidden_size, spec.hidden_size)
+    merge, norm = round(1 / config.positive("downsample_ratio")), NormSpec(kind="layer", eps=1e-5, bias=True)
     return VisionSpec(
         encoder=encoder,
-        projector=projector(
-            sizes,
-            ("linear_1", "linear_2"),
-            read_activation(config, "projector_hidden_act"),
-            norm=NormSpec(kind="layer", eps=1e-5, bias=True),
-        ),
+        projector=two_linears(config, encoder.hidden_size * merge**2, spec, norm=norm),
         image_token_id=image_token(config),
         patch_size=size,
         merge=merge,
@@ -257,10 +229,9 @@ def _llama4(config: HFConfig, spec: ModelSpec) -> VisionSpec:
         projector_output_dim=4096, vision_output_dim=7680,
     )  # fmt: skip
     inner = inner.replace(hidden_act="gelu", layer_norm_eps=1e-5)
-    size = inner.size("patch_size")
-    encoder = vit(inner, num_learned_positions=(inner.size("image_size") // size) ** 2 + 1, embed_norm=True)
-    theta = inner.rope_parameters().number("rope_theta", 10000.0)
-    rope = grid_rope(read_head_dim(inner), columns_first=True, theta=theta, interleaved=True)
+    size, theta = inner.size("patch_size"), inner.rope_parameters().number("rope_theta", 10000.0)
+    rope, side = grid_rope(inner, columns_first=True, theta=theta, interleaved=True), inner.size("image_size") // size
+    encoder = vit(inner, attn={"rope": rope}, num_learned_positions=side**2 + 1, embed_norm=True)
     wide, out = inner.size("projector_input_dim"), inner.size("projector_output_dim")
     merge = round(1 / inner.positive("pixel_shuffle_ratio"))
     dense = (
@@ -271,7 +242,7 @@ def _llama4(config: HFConfig, spec: ModelSpec) -> VisionSpec:
         DenseSpec(name="linear_1", in_features=out, out_features=spec.hidden_size, bias=False),
     )
     return VisionSpec(
-        encoder=replace_attention(encoder, rope=rope),
+        encoder=encoder,
         projector=ProjectorSpec(dense=dense),
         image_token_id=image_token(config),
         patch_size=size,
@@ -291,135 +262,101 @@ def _side(config: HFConfig, key: str) -> int:
     return config.size(key)
 
 
-_TOWER = (r"^(?:model\.)?vision_tower\.(?:vision_model\.)?", "vision_tower.")
-_PROJECTOR = (r"^(?:model\.)?multi_modal_projector\.", "multi_modal_projector.")
-_NEWLINE = (r"^(?:model\.)?image_newline$", "image_newline")
 _CLASS: Entries = {"embed_class.weight": Stored(name="vision_tower.embeddings.class_embedding", reshape=True)}
-_BUFFERS = (r"^vision_tower\.embeddings\.position_ids$", r"^vision_tower\.head\.")
 _BEHIND = (r"^vision_tower\.encoder\.layers\.\d+\.", r"^vision_tower\.post_layernorm\.")
 """Layers behind the one that is read."""
 _PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-_LINEARS: Entries = {f"projector.linear_{n}": f"multi_modal_projector.linear_{n}" for n in (1, 2)}
+_AT = "multi_modal_projector."
+_LINEARS: Entries = {f"projector.linear_{n}": f"{_AT}linear_{n}" for n in (1, 2)}
 
 
-def _vit_family(
+def _family(
     read: Callable[[HFConfig, ModelSpec], VisionSpec],
     projectors: Entries,
     *,
     modules: Entries = VIT_NAMES,
     layer: str = "vision_tower.encoder.layers.{i}.",
     tensors: Entries = _CLASS,
-    alone: Entries | None = None,
-    renames: tuple[tuple[str, str], ...] = (_TOWER, _PROJECTOR),
-    unread: tuple[str, ...] = (),
-    encoders: tuple[str, ...] = (),
+    **fields: Any,
 ) -> VisionFamily:
-    """alone: canonical tensors of no layer -> stored ones."""
-    entries = vision_entries(modules, layer=layer, tensors=tensors, projectors=projectors)
-    entries = {**entries, **(alone or {})}
-    return VisionFamily(read=read, entries=entries, renames=renames, unread=_BUFFERS + unread, encoders=encoders)
+    """projectors, modules, tensors: names; see `name_table`. fields: others of the family."""
+    entries = vision_entries({**modules, **projectors}, layer=layer, tensors=tensors)
+    return VisionFamily(read=read, entries=entries, **fields)
 
 
-def _pixtral_family(read: Callable[[HFConfig, ModelSpec], VisionSpec], projectors: Entries) -> VisionFamily:
-    return _vit_family(
-        read,
-        projectors,
-        modules={
-            "embed_patches": Stored(name="vision_tower.patch_conv", reshape=True),
-            "embed_norm": "vision_tower.ln_pre",
-            "attn_norm": "attention_norm",
-            "mlp_norm": "ffn_norm",
-            **{f"attn.{name}_proj": f"attention.{name}_proj" for name in ("q", "k", "v", "o")},
-            **{f"mlp.{name}_proj": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
-        },
-        layer="vision_tower.transformer.layers.{i}.",
-        tensors={},
-    )
-
-
-_IDEFICS3 = _vit_family(
-    _idefics3,
-    {"projector.proj": "connector.modality_projection.proj"},
-    renames=((r"^(?:model\.)?vision_model\.", "vision_tower."), (r"^(?:model\.)?connector\.", "connector.")),
-)
-_LLAVA_NEXT = _vit_family(
+_pixtral_family = partial(
+    _family,
+    modules={
+        "embed_patches": Stored(name="vision_tower.patch_conv", reshape=True), "embed_norm": "vision_tower.ln_pre",
+        "attn_norm": "attention_norm", "mlp_norm": "ffn_norm", **glu("mlp", "feed_forward"),
+        **{f"attn.{name}_proj": f"attention.{name}_proj" for name in "qkvo"},
+    },
+    layer="vision_tower.transformer.layers.{i}.",
+)  # fmt: skip
+_IDEFICS3 = _family(_idefics3, {"projector.proj": "connector.modality_projection.proj"})
+_LLAVA_NEXT = _family(
     _llava_next,
     _LINEARS,
-    alone={"projector.newline.weight": Stored(name="image_newline", reshape=True)},
-    renames=(_TOWER, _PROJECTOR, _NEWLINE),
+    tensors={**_CLASS, "projector.newline.weight": Stored(name="image_newline", reshape=True)},
     unread=_BEHIND,
     encoders=("clip_vision_model", "siglip_vision_model"),
 )
-_COHERE = _vit_family(
+_COHERE = _family(
     _cohere,
     {
-        "projector.norm": "multi_modal_projector.layernorm",
+        "projector.norm": f"{_AT}layernorm", "projector.linear_2": f"{_AT}linear_2",
         # Stored with the gate behind.
-        "projector.linear_1.gate_up_proj": Stored(
-            name="multi_modal_projector.linear_1", interleaved=True, groups=1, order=(1, 0)
-        ),
-        "projector.linear_2": "multi_modal_projector.linear_2",
+        "projector.linear_1.gate_up_proj": Stored(name=f"{_AT}linear_1", interleaved=True, groups=1, order=(1, 0)),
     },
     unread=_BEHIND,
-)
-_INTERNVL_MODULES: Entries = {
-    "embed_patches": Stored(name="vision_tower.embeddings.patch_embeddings.projection", reshape=True),
-    "final_norm": "vision_tower.layernorm",
-    "attn_norm": "layernorm_before",
-    "mlp_norm": "layernorm_after",
-    **{f"attn.{name}": f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")},
-    "attn.o_proj": Stored(name="attention.projection_layer", scaled_by="lambda_1"),
-    "mlp.up_proj": "mlp.fc1",
-    "mlp.down_proj": Stored(name="mlp.fc2", scaled_by="lambda_2"),
-}
-_INTERNVL = _vit_family(
+)  # fmt: skip
+_INTERNVL = _family(
     _internvl,
-    {"projector.norm": "multi_modal_projector.layer_norm", **_LINEARS},
-    modules=_INTERNVL_MODULES,
+    {"projector.norm": f"{_AT}layer_norm", **_LINEARS},
+    modules={
+        "embed_patches": Stored(name="vision_tower.embeddings.patch_embeddings.projection", reshape=True),
+        "final_norm": "vision_tower.layernorm", "attn_norm": "layernorm_before", "mlp_norm": "layernorm_after",
+        **{f"attn.{name}": f"attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm")},
+        "attn.o_proj": Stored(name="attention.projection_layer", scaled_by="lambda_1"), "mlp.up_proj": "mlp.fc1",
+        "mlp.down_proj": Stored(name="mlp.fc2", scaled_by="lambda_2"),
+    },
     layer="vision_tower.encoder.layer.{i}.",
     tensors={
         "embed_class.weight": Stored(name="vision_tower.embeddings.cls_token", reshape=True),
         "embed_positions.weight": Stored(name="vision_tower.embeddings.position_embeddings", reshape=True),
     },
     unread=(r"^vision_tower\.embeddings\.mask_token$", r"^vision_tower\.layernorm\."),
-)
-_LLAMA4 = _vit_family(
+)  # fmt: skip
+_LLAMA4 = _family(
     _llama4,
     {
         **{f"projector.fc{n}": f"vision_tower.vision_adapter.mlp.fc{n}" for n in (1, 2)},
-        "projector.linear_1": "multi_modal_projector.linear_1",
+        "projector.linear_1": f"{_AT}linear_1",
     },
     modules={
-        **VIT_NAMES,
-        "embed_patches": "vision_tower.patch_embedding.linear",
-        "embed_norm": "vision_tower.layernorm_pre",
-        "final_norm": "vision_tower.layernorm_post",
-        "attn_norm": "input_layernorm",
-        "attn.o_proj": "self_attn.o_proj",
-        "mlp_norm": "post_attention_layernorm",
+        **VIT_NAMES, "embed_patches": "vision_tower.patch_embedding.linear", "attn_norm": "input_layernorm",
+        "embed_norm": "vision_tower.layernorm_pre", "final_norm": "vision_tower.layernorm_post",
+        "attn.o_proj": "self_attn.o_proj", "mlp_norm": "post_attention_layernorm",
     },
     layer="vision_tower.model.layers.{i}.",
     tensors={
         "embed_class.weight": Stored(name="vision_tower.class_embedding", reshape=True),
         "embed_positions.weight": "vision_tower.positional_embedding_vlm",
     },
-    renames=((r"^(?:model\.)?vision_model\.", "vision_tower."), _PROJECTOR),
     unread=(r"^vision_tower\.rotary_embedding\.",),
-)
+)  # fmt: skip
 VIT_FAMILIES: Mapping[str, VisionFamily] = {
     "aya_vision": _COHERE,
     "cohere2_vision": _COHERE,
-    "gemma3": _vit_family(
+    "gemma3": _family(
         _gemma3,
-        {
-            "projector.linear": Stored(name="multi_modal_projector.mm_input_projection_weight", transpose=True),
-            "projector.norm": "multi_modal_projector.mm_soft_emb_norm",
-        },
+        {"projector.norm": f"{_AT}mm_soft_emb_norm"},
+        tensors={"projector.linear.weight": Stored(name=f"{_AT}mm_input_projection_weight", transpose=True)},
     ),
     "idefics3": _IDEFICS3,
     "internvl": _INTERNVL,
     "llama4": _LLAMA4,
-    "llava": _vit_family(
+    "llava": _family(
         _llava, _LINEARS, unread=_BEHIND, encoders=("clip_vision_model", "siglip_vision_model", "pixtral")
     ),
     "llava/pixtral": _pixtral_family(_llava, _LINEARS),
@@ -428,12 +365,12 @@ VIT_FAMILIES: Mapping[str, VisionFamily] = {
     "mistral3": _pixtral_family(
         _mistral3,
         {
-            "projector.patch_norm": "multi_modal_projector.norm",
-            "projector.merging": Stored(name="multi_modal_projector.patch_merger.merging_layer", kernel=4),
+            "projector.patch_norm": f"{_AT}norm",
+            "projector.merging": Stored(name=f"{_AT}patch_merger.merging_layer", kernel=4),
             **_LINEARS,
         },
     ),
-    "paligemma": _vit_family(_paligemma, {"projector.linear": "multi_modal_projector.linear"}),
+    "paligemma": _family(_paligemma, {"projector.linear": f"{_AT}linear"}),
     "smolvlm": _IDEFICS3,
 }
 """By model_type, and "/" with the kind of its encoder where that has other names."""
