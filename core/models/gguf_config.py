@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import ModelError
+from ..suggest import did_you_mean
 from .config import HFConfig
 from .gguf_archs import ARCHS, FLAGS, KEYS
-from .gguf_file import GGUFFile, ReadTensor, open_file, read_rope
-from .gguf_special import SPECIAL
+from .gguf_file import GGUFFile, ReadTensor, read_rope
 from .llama_like import FULL, SLIDING
 from .spec import ModelSpec, PoolerSpec, Pooling
 
@@ -17,6 +17,7 @@ _DTYPES = {1: "float16", 32: "bfloat16"}
 _MIXERS = ("ssm_conv1d", "ssm_conv1d_q", "shortconv.conv")
 """Tensors of recurrent layers."""
 
+_NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _POOLING: Mapping[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
@@ -29,14 +30,18 @@ def config_from_gguf(
     factors (rope_freqs.weight, rope_factors_short.weight and _long), so such a file cannot do without it.
     Raises ModelError for an architecture, a rope scaling or a value that is not served.
     """
-    file = open_file(metadata, tensor_names, read)
+    file = _open(metadata, tensor_names, read)
     arch, keys = ARCHS[file.arch], file.keys
     values = _Values(keys.file)
     values |= {
         "model_type": arch.model_type,
         "vocab_size": keys.integer("vocab_size", 0) or len(metadata.get("tokenizer.ggml.tokens", ())) or None,
         "tie_word_embeddings": "output.weight" not in file.names,
+        "type_vocab_size": metadata.get("tokenizer.ggml.token_type_count", 2) * ("token_types.weight" in file.names),
         "dtype": _DTYPES.get(metadata.get("general.file_type", 0), "float32"),
+        **_positions(file),
+        **_layers(file),
+        **_recurrences(file),
         **arch.values,
     }
     for leaves, ours in FLAGS.items():
@@ -44,10 +49,7 @@ def config_from_gguf(
     for theirs, ours in (*KEYS.items(), *arch.keys.items()):
         if (value := keys.get(theirs)) is not None:
             values |= dict.fromkeys(ours.split(), value)
-    values |= _positions(file)
-    values |= _layers(file)
-    if file.arch in SPECIAL:
-        values |= SPECIAL[file.arch](file, values)
+    values |= arch.special(file, values)
     return HFConfig(values, file=keys.file)
 
 
@@ -75,14 +77,17 @@ def _positions(file: GGUFFile) -> dict[str, Any]:
             f"{keys.file} has {num_heads} heads (attention.head_count) for embedding_length {hidden_size}"
         )
     head_dim = keys.size("attention.key_length", hidden_size // num_heads)
-    values: dict[str, Any] = {"head_dim": head_dim}
-    if keys.get("attention.head_count_kv") is None:
-        values["num_key_value_heads"] = num_heads
-    if "attention.kv_lora_rank" not in keys:
-        if keys.size("attention.value_length", head_dim) != head_dim and file.arch != "mimo2":
-            raise ModelError(f"keys and values of {keys.file} differ in size, which {file.arch} does not serve")
-    else:
-        head_dim = keys.size("rope.dimension_count")
+    values: dict[str, Any] = {"head_dim": head_dim, "num_key_value_heads": num_heads}
+    values["attention_multiplier"] = head_dim**-0.5
+    if "attention.kv_lora_rank" in keys:
+        rope_dim, whole = keys.size("rope.dimension_count"), keys.size("attention.key_length_mla", head_dim)
+        value_length = keys.get("attention.value_length_mla", keys.get("attention.value_length"))
+        values |= {"head_dim": None, "q_lora_rank": None, "qk_rope_head_dim": rope_dim}
+        values["qk_nope_head_dim"] = whole - rope_dim
+        values |= {} if value_length is None else {"v_head_dim": value_length}
+        head_dim = rope_dim
+    elif keys.size("attention.value_length", head_dim) != head_dim and file.arch != "mimo2":
+        raise ModelError(f"keys and values of {keys.file} differ in size, which {file.arch} does not serve")
     values["rope_parameters"] = read_rope(file, head_dim)
     window, pattern = keys.integer("attention.sliding_window", 0), keys.get("attention.sliding_window_pattern")
     values["sliding_window"] = window or None
@@ -97,7 +102,7 @@ def _layers(file: GGUFFile) -> dict[str, Any]:
     """Which layers are recurrent and which have experts, and how many there are without those that predict more."""
     num_layers = file.keys.num_layers("block_count") - file.keys.integer("nextn_predict_layers", 0)
     layers = range(num_layers)
-    values: dict[str, Any] = dict.fromkeys(KEYS["block_count"].split(), num_layers)
+    values: dict[str, Any] = dict.fromkeys(_NUM_LAYERS, num_layers)
     if "ffn_gate_inp.weight" in file.leaves:
         is_sparse = [f"blk.{i}.ffn_gate_inp.weight" in file.names for i in layers]
         values["mlp_layer_types"] = ["sparse" if flag else "dense" for flag in is_sparse]
@@ -108,6 +113,21 @@ def _layers(file: GGUFFile) -> dict[str, Any]:
     return values
 
 
+def _recurrences(file: GGUFFile) -> dict[str, Any]:
+    """Sizes of state spaces. The rank of Mamba's step sizes is the number of heads of those that have any."""
+    if "ssm.inner_size" not in file.keys:
+        return {}
+    size, rank = file.keys.size("ssm.inner_size"), file.keys.size("ssm.time_step_rank")
+    ranks = "mamba_dt_rank time_step_rank mamba_n_heads mamba_num_heads linear_num_value_heads"
+    head_dims = "mamba_d_head mamba_head_dim linear_value_head_dim"
+    return {
+        **dict.fromkeys(ranks.split(), rank),
+        **dict.fromkeys(head_dims.split(), size // rank),
+        "mamba_expand": size / file.keys.size("embedding_length"),
+        "mamba_d_ssm": size,
+    }
+
+
 def with_gguf_pooler(spec: ModelSpec, metadata: Mapping[str, Any]) -> ModelSpec:
     """The spec with embeddings as a file asks for them, of length 1 as llama.cpp gives them. Raises ModelError."""
     pooling = metadata.get(f"{metadata.get('general.architecture')}.pooling_type", 0)
@@ -116,3 +136,29 @@ def with_gguf_pooler(spec: ModelSpec, metadata: Mapping[str, Any]) -> ModelSpec:
     if pooling not in _POOLING:
         raise ModelError(f"this GGUF file is a classifier (pooling_type {pooling}), which is served from safetensors")
     return dataclasses.replace(spec, pooler=PoolerSpec(kind=_POOLING[pooling], normalize=True))
+
+
+def _open(metadata: Mapping[str, Any], names: Collection[str], read: ReadTensor | None) -> GGUFFile:
+    """What a file says. Raises ModelError for an architecture that is not served, or layers that differ in size."""
+    arch = str(metadata.get("general.architecture"))
+    if arch not in ARCHS:
+        raise ModelError(
+            f"GGUF architecture {arch!r} is not served{did_you_mean(arch, ARCHS)}",
+            remedies=[f"take a model of one of these: {', '.join(ARCHS)}"],
+        )
+    prefix = f"{arch}."
+    values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
+        if isinstance(value := values.get(key), list) and key not in ARCHS[arch].by_layer:
+            values[key] = _uniform(f"{prefix}{key}", value) or None
+    leaves = frozenset(name.split(".", 2)[2] for name in names if name.startswith("blk."))
+    keys = HFConfig(values, file=f"the GGUF metadata of {arch}")
+    return GGUFFile(arch, keys, metadata, frozenset(names), leaves, read)
+
+
+def _uniform(key: str, values: list[int]) -> int:
+    """One number for a list with a number for each layer, if they are equal where a layer has any."""
+    stated = sorted({value for value in values if value})
+    if len(stated) > 1:
+        raise ModelError(f"{key} differs from layer to layer, which is not served: {values}")
+    return stated[0] if stated else 0

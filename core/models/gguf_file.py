@@ -1,21 +1,13 @@
 """A GGUF file's metadata and names of tensors as families' configs are read from them."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelError
-from ..suggest import did_you_mean
 from ..weights.source import HostTensor
 from .config import HFConfig
-from .gguf_archs import ARCHS
-
-_BY_LAYER = (
-    ("gemma3n", "feed_forward_length"), ("gemma4", "feed_forward_length"), ("gemma4", "attention.head_count_kv"),
-    ("mimo2", "attention.head_count_kv"),
-)  # fmt: skip
-"""What families take as a list with a number for each layer."""
 
 ReadTensor = Callable[[str], HostTensor]
 
@@ -31,7 +23,6 @@ class GGUFFile:
     names: frozenset[str]
     leaves: frozenset[str]
     read: ReadTensor | None
-    num_token_types: int
 
     def has(self, *leaves: str) -> bool:
         """True if any layer has one of these tensors."""
@@ -41,33 +32,6 @@ class GGUFFile:
         """Rows of a tensor."""
         assert self.read is not None
         return self.read(name).shape[0]
-
-
-def open_file(metadata: Mapping[str, Any], names: Collection[str], read: ReadTensor | None) -> GGUFFile:
-    """What a file says. Raises ModelError for an architecture that is not served, or layers that differ in size."""
-    arch = str(metadata.get("general.architecture"))
-    if arch not in ARCHS:
-        raise ModelError(
-            f"GGUF architecture {arch!r} is not served{did_you_mean(arch, ARCHS)}",
-            remedies=[f"take a model of one of these: {', '.join(ARCHS)}"],
-        )
-    prefix = f"{arch}."
-    values = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
-        if isinstance(value := values.get(key), list) and (arch, key) not in _BY_LAYER:
-            values[key] = _uniform(f"{prefix}{key}", value) or None
-    leaves = frozenset(name.split(".", 2)[2] for name in names if name.startswith("blk."))
-    keys = HFConfig(values, file=f"the GGUF metadata of {arch}")
-    num_types = int(metadata.get("tokenizer.ggml.token_type_count", 2))
-    return GGUFFile(arch, keys, metadata, frozenset(names), leaves, read, num_types)
-
-
-def _uniform(key: str, values: list[int]) -> int:
-    """One number for a list with a number for each layer, if they are equal where a layer has any."""
-    stated = sorted({value for value in values if value})
-    if len(stated) > 1:
-        raise ModelError(f"{key} differs from layer to layer, which is not served: {values}")
-    return stated[0] if stated else 0
 
 
 def read_rope(file: GGUFFile, head_dim: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _MODULES: Mapping[str, str] = {
     "laurel.norm": "laurel_post_norm",
     "mixer.in_proj": "ssm_in shortconv.in_proj", "mixer.out_proj": "ssm_out shortconv.out_proj",
     "mixer.x_proj": "ssm_x", "mixer.dt_proj": "ssm_dt",
-    "mixer.qkv_proj": "attn_qkv", "mixer.z_proj": "attn_gate", "mixer.gates_proj": "ssm_ba",
+    "mixer.qkv_proj": "attn_qkv", "mixer.z_proj": "attn_gate",
     "mixer.beta_proj": "ssm_beta", "mixer.dt_norm": "ssm_dt_norm",
     "mixer.b_norm": "ssm_b_norm", "mixer.c_norm": "ssm_c_norm",
 }  # fmt: skip
@@ -43,6 +43,7 @@ _TENSORS: Mapping[str, Stored] = {
     "mixer.a_log": Stored(name="ssm_a", reshape=True, minus_exp=True),
     "mixer.d": Stored(name="ssm_d", reshape=True),
     "mixer.dt_bias": Stored(name="ssm_dt.bias"),
+    "mixer.gates_proj.weight": Stored(name="ssm_ba.weight", interleaved=True),
     "mixer.norm.weight": Stored(name="ssm_norm.weight", reshape=True),
     "mixer.conv.weight": Stored(name="ssm_conv1d.weight", also=("shortconv.conv.weight",), reshape=True),
     **{f"mixer.{name}_conv.weight": Stored(name=f"ssm_conv1d_{name}.weight", reshape=True) for name in "qkv"},
@@ -86,20 +87,12 @@ def gguf_names(arch: str, spec: ModelSpec, tensor_names: Collection[str]) -> Nam
                 entries[f"{ours_at}{ours}.{leaf}"] = Stored(
                     name=spellings[0], also=tuple(spellings[1:]), rope_pairs=pairs.get(ours, 0)
                 )
-    for ours, stored in _TENSORS.items():
+    for ours, stored in {**_TENSORS, **ARCHS[arch].tensors}.items():
         also = tuple(f"blk.{{i}}.{name}" for name in stored.also)
         scaled_by = f"blk.{{i}}.{stored.scaled_by}" if stored.scaled_by else ""
         entries[f"layers.{{i}}.{ours}"] = replace(
             stored, name=f"blk.{{i}}.{stored.name}", also=also, scaled_by=scaled_by
         )
-    if arch == "falcon-h1":
-        entries["layers.{i}.mlp_norm.weight"] = Stored(name="blk.{i}.ffn_norm", also=("blk.{i}.ffn_norm.weight",))
-    if arch == "qwen3next":
-        entries["layers.{i}.mixer.gates_proj.weight"] = Stored(name="blk.{i}.ssm_ba.weight", interleaved=True)
-    if arch in ("qwen35", "qwen35moe"):
-        for ours, theirs in (("qkv_proj", "attn_qkv"), ("conv", "ssm_conv1d")):
-            stored = Stored(name=f"blk.{{i}}.{theirs}.weight", tiled=True, reshape=ours == "conv")
-            entries[f"layers.{{i}}.mixer.{ours}.weight"] = stored
     if attn.qk_norm_over == "heads":
         for name in ("q_norm", "k_norm"):
             entries[f"layers.{{i}}.attn.{name}.weight"] = Stored(name=f"blk.{{i}}.attn_{name}.weight", reshape=True)

@@ -156,7 +156,7 @@ def test_what_cannot_be_served_is_a_model_error(data: dict[str, Any], message: s
 
 @pytest.mark.parametrize("arch", sorted(ARCHS))
 def test_damaged_values_of_every_architecture_are_model_errors(arch: str) -> None:
-    for key in (*KEYS, *ARCHS[arch].keys, "attention.head_count", "attention.key_length"):
+    for key in (*KEYS, *ARCHS[arch].keys, "block_count", "attention.head_count", "attention.key_length"):
         for value in (None, 0, -1, 2**64 - 1, 1.5, float("nan"), "x", [], [1, 2]):
             with contextlib.suppress(ModelError):
                 config_from_gguf(metadata(arch, more={key: value}), ("blk.0.attn_q.weight",), lacking)
