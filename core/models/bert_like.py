@@ -65,9 +65,9 @@ def encoder_names(
     renames: tuple[tuple[str, str], ...] = (),
 ) -> NameTable:
     """A table from the names of modules as `name_table` takes them, and those of a head's layers."""
-    table = name_table(modules, layer=layer, base_prefix=prefix, ignore=ignore)
+    table = name_table(modules, layer=layer, base_prefix=prefix, ignore=ignore, renames=OLD_NORMS + renames)
     tensors = {f"{name}.{leaf}": f"{stored}.{leaf}" for name, stored in head.items() for leaf in ("weight", "bias")}
-    return dataclasses.replace(table, entries={**table.entries, **tensors}, renames=OLD_NORMS + renames)
+    return dataclasses.replace(table, entries={**table.entries, **tensors})
 
 
 def bert_like(config: HFConfig, *, skip_positions: int = 0, **options: Any) -> ModelSpec:

@@ -43,7 +43,6 @@ _APERTUS: Mapping[str, Any] = {
     },
 }  # fmt: skip
 _APERTUS_NAMES: Mapping[str, Any] = {
-    "names": {"attn_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
     "tensors": {"mlp.act.alpha_p": "mlp.act_fn.alpha_p", "mlp.act.alpha_n": "mlp.act_fn.alpha_n"},
     "ignore": (r"\.act_fn\.(beta|eps)$",),  # constants of the activation: 0.5 and -1e-6
 }
@@ -56,9 +55,6 @@ EXAONE4: Mapping[str, Any] = {"max_position_embeddings": 2048, "sliding_window":
 _GLM = {
     "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5,
 }  # fmt: skip
-_PACKED = {"mlp.gate_up_proj": "mlp.gate_up_proj"}
-_HEAD_NORMS = {f"attn.{name}_norm": f"self_attn.{name}_layernorm" for name in "qk"}
-HUNYUAN_NORMS = {"attn.q_norm": "self_attn.query_layernorm", "attn.k_norm": "self_attn.key_layernorm"}
 granite_like = partial(
     llama_like,
     attn={"scale": number("attention_multiplier", 1.0)},
@@ -319,15 +315,14 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     ),
     # Baichuan 1 and 2: Llama with fused qkv; 13B has ALiBi instead of rope, and 2 has a head of rows of length 1.
     "baichuan": recipe(
-        _baichuan, keys=dict(max_position_embeddings="model_max_length"), names={"attn.qkv_proj": "self_attn.W_pack"},
+        _baichuan, keys=dict(max_position_embeddings="model_max_length"),
     ),
     # BitNet: Llama with squared ReLU and a norm before the last projection of each block. Weights of three values are
     # stored as plain ones.
     "bitnet": recipe(
         defaults=dict(num_key_value_heads=5, max_position_embeddings=2048, hidden_act="relu2", rope_theta=500000.0),
-        names={"attn.out_norm": "self_attn.attn_sub_norm", "mlp.inner_norm": "mlp.ffn_sub_norm"}, rms_norm_eps=1e-5,
-        attn=dict(out_norm=partial(rms_norm, eps=1e-5)), mlp=dict(inner_norm=partial(rms_norm, eps=1e-5)),
-        **ATTN_FLAG,
+        rms_norm_eps=1e-5, attn=dict(out_norm=partial(rms_norm, eps=1e-5)),
+        mlp=dict(inner_norm=partial(rms_norm, eps=1e-5)), **ATTN_FLAG,
     ),
     # Command R: parallel blocks under one layer norm without bias, interleaved rope, scaled logits; R+ normalises
     # each head of query and key with a weight of its own.
@@ -388,11 +383,10 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # Gemma 2: norms around both blocks, scaled embeddings, soft caps, every other layer slides.
     "gemma2": recipe(_gemma2, defaults=_GEMMA2, names=SANDWICH),
     # GLM-4 9B: Llama with qkv biases, packed gate and up, and half of each head turned in pairs.
-    "glm": recipe(glm_like, defaults=_GLM, names=_PACKED),
+    "glm": recipe(glm_like, defaults=_GLM),
     # GLM-4-0414: GLM with norms after both blocks too.
     "glm4": recipe(
         glm_like, defaults=_GLM,
-        names=dict(**_PACKED, attn_post_norm="post_self_attn_layernorm", mlp_post_norm="post_mlp_layernorm"),
         layer=dict(post_norm=True),
     ),
     # Granite 3 and 4 (dense): Llama with multipliers on embeddings, scores, blocks and logits.
@@ -403,7 +397,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         defaults=dict(
             num_key_value_heads=4, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
         ),
-        tensors={"attn.sinks": "self_attn.sinks"}, **FLAGS,
+        **FLAGS,
     ),
     # Helium: Llama with interleaved rope; o_proj never has a bias.
     "helium": recipe(
@@ -411,12 +405,11 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         rms_norm_eps=1e-8, qkv_bias=flag("attention_bias"), mlp_bias=flag("mlp_bias"), in_pairs=True,
     ),
     # Hunyuan V1, dense: Llama whose query and key heads are normalised after rope.
-    "hunyuan_v1_dense": recipe(hunyuan_like, names=HUNYUAN_NORMS),
+    "hunyuan_v1_dense": recipe(hunyuan_like),
     # HyperCLOVA X SEED: Granite with norms behind the blocks too, and logits that are multiplied; scores are scaled
     # as Llama's unless the config says otherwise.
     "hyperclovax": recipe(
         _hyperclovax, defaults=dict(max_position_embeddings=2048),
-        names=dict(attn_post_norm="post_norm1", mlp_post_norm="post_norm2"),
     ),
     # InternLM 2 and 2.5: Llama under names of its own, q, k and v fused KV head by KV head.
     "internlm2": recipe(
@@ -426,7 +419,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
                 "embed_tokens": "model.tok_embeddings", "final_norm": "model.norm", "lm_head": "output",
                 "attn_norm": "attention_norm", "attn.o_proj": "attention.wo", "mlp_norm": "ffn_norm",
                 "attn.qkv_proj": Stored(name="attention.wqkv", interleaved=True),
-                **glu("mlp", "feed_forward", ("w1", "w3", "w2")),
+                **glu("mlp", "feed_forward"),
             },
         ),
         attn_bias=flag("bias"),
@@ -466,9 +459,8 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # turns the other way.
     "nanochat": recipe(
         _nanochat, defaults=dict(max_position_embeddings=2048, hidden_act="relu2"),
-        names={"mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}, norm=partial(rms_norm, weight=False),
-        qk_norm="head", attn=dict(norm_after_rope=True), mlp=PLAIN, embed_norm=True,
-        logit_softcap=number("final_logit_softcapping", 15.0, null=0.0), **ATTN_FLAG,
+        norm=partial(rms_norm, weight=False), qk_norm="head", attn=dict(norm_after_rope=True), mlp=PLAIN,
+        embed_norm=True, logit_softcap=number("final_logit_softcapping", 15.0, null=0.0), **ATTN_FLAG,
     ),
     # Nemotron 3 and 4, Minitron: layer norms stored minus one, half of each head turned, a plain feed-forward block
     # with relu squared; early files say rope_percent.
@@ -493,17 +485,13 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     "persimmon": recipe(
         lambda config, **options: llama_like(config.replace(num_key_value_heads=None, head_dim=None), **options),
         defaults=dict(max_position_embeddings=16384, hidden_act="relu2", partial_rotary_factor=0.5),
-        names=dict(**megatron("self_attn"), **_HEAD_NORMS, final_norm="model.final_layernorm"),
+        names=megatron("self_attn"),
         qk_norm=lambda config: "head" if config.boolean("qk_layernorm", True) else None, norm=layer_norm, mlp=PLAIN,
         **_BIASES,
     ),
     # Phi-1, 1.5 and 2: parallel blocks under one layer norm, partial rope, biases everywhere, on the head too.
     "phi": recipe(
         defaults=dict(max_position_embeddings=2048, hidden_act="gelu_new", partial_rotary_factor=0.5),
-        names={
-            **_HEAD_NORMS, "attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2",
-            "final_norm": "model.final_layernorm",
-        },
         norm=layer_norm, qk_norm=lambda config: "head" if config.boolean("qk_layernorm", False) else None, mlp=PLAIN,
         layer=UNDER_ONE_NORM, lm_head_bias=True, **_BIASES,
     ),
@@ -512,7 +500,6 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     "phi3": recipe(
         _phi3,
         defaults=dict(max_position_embeddings=4096, original_max_position_embeddings=4096, sliding_window=None),
-        names={**_PACKED, "attn.qkv_proj": "self_attn.qkv_proj"},
     ),
     # Qwen1.5, Qwen2 and Qwen2.5: Llama with biases on query, key and value; the upper layers may slide.
     "qwen2": recipe(defaults=dict(**_QWEN, num_key_value_heads=32), layer_types=windowed_layer_types, qkv_bias=True),
@@ -549,13 +536,12 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=2, max_position_embeddings=4096, hidden_act="gelu_pytorch_tanh", sliding_window=None,
             tie_word_embeddings=True,
         ),
-        names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}, layer_types=all_slide,
-        norm=partial(layer_norm, key="norm_epsilon"), attn_bias=flag("use_bias", True),
+        layer_types=all_slide, norm=partial(layer_norm, key="norm_epsilon"), attn_bias=flag("use_bias", True),
         mlp_bias=flag("use_bias", True), mlp=PLAIN,
     ),
     # VaultGemma: Gemma 2 without norms behind the blocks.
     "vaultgemma": recipe(
-        _gemma2, defaults=_GEMMA2, names=dict(mlp_norm="pre_feedforward_layernorm"), post_norm=False,
+        _gemma2, defaults=_GEMMA2, post_norm=False,
     ),
 }  # fmt: skip
 """model_type -> what sets it apart."""

@@ -55,7 +55,7 @@ _NOMIC_KEYS = {
     "rotary_emb_fraction": "partial_rotary_factor", "max_trained_positions": "max_position_embeddings",
 }  # fmt: skip
 _CONVOLUTIONS = {f"convolutions.{n}": Stored(name=f"model.encoder.conv{n + 1}", kernel=3) for n in (0, 1)}
-_NO_BIAS = Stored(name="", zeros=True)
+_NO_BIAS = Stored(name="zeros", zeros=True)
 
 
 def _distilbert(config: HFConfig) -> ModelSpec:

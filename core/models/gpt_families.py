@@ -30,15 +30,12 @@ _MPT_KEYS = {
 _GPT2: Mapping[str, Any] = {
     "max_position_embeddings": 1024, "hidden_act": "gelu_new", "tie_word_embeddings": True,
 }  # fmt: skip
+_QKV = {"attn.qkv_proj": Stored(name="self_attention.query_key_value", interleaved=True)}
 _TRANSPOSED = {
     "attn.qkv_proj": Stored(name="attn.c_attn", transpose=True),
     "attn.o_proj": Stored(name="attn.c_proj", transpose=True),
     "mlp.up_proj": Stored(name="mlp.c_fc", transpose=True),
     "mlp.down_proj": Stored(name="mlp.c_proj", transpose=True),
-}
-_ATTENTION_INSIDE = {
-    **{f"attn.{name}_proj": f"attn.attention.{name}_proj" for name in "qkv"},
-    "attn.o_proj": "attn.attention.out_proj",
 }
 
 
@@ -240,23 +237,14 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
             max_position_embeddings="seq_length",
         ),
         defaults=dict(max_position_embeddings=2048, tie_word_embeddings=True),
-        names=partial(
-            gpt_names,
-            dict(
-                **megatron("self_attention"), embed_tokens="transformer.word_embeddings",
-                embed_norm="transformer.word_embeddings_layernorm",
-            ),
-        ),
+        names=partial(gpt_names, _QKV),
     ),
     # CodeGen 1 and 2: GPT-J with a fused qkv in four groups of query, value and key.
     "codegen": recipe(
         _gptj, keys=_GPT_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu_new"),
         names=partial(
             gpt_names,
-            {
-                "attn.qkv_proj": Stored(name="attn.qkv_proj", interleaved=True, groups=4, order=(0, 2, 1)),
-                "mlp.up_proj": "mlp.fc_in", "mlp.down_proj": "mlp.fc_out",
-            },
+            {"attn.qkv_proj": Stored(name="attn.qkv_proj", interleaved=True, groups=4, order=(0, 2, 1))},
         ),
     ),
     # CTRL (Keskar et al. 2019): GPT-2's layers with sines for positions, scaled embeddings and a bias on the head.
@@ -267,16 +255,7 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
             max_position_embeddings=256, tie_word_embeddings=True, hidden_act="relu",
             intermediate_size=lambda config: config.size("dff", 8192),
         ),
-        names=partial(
-            gpt_names,
-            {
-                "embed_tokens": "transformer.w", "attn_norm": "layernorm1",
-                **{f"attn.{name}_proj": f"multi_head_attention.W{name}" for name in "qkv"},
-                "attn.o_proj": "multi_head_attention.dense", "mlp_norm": "layernorm2", "mlp.up_proj": "ffn.0",
-                "mlp.down_proj": "ffn.2", "final_norm": "transformer.layernorm",
-            },
-        ),
-        norm=NormSpec(kind="layer", eps=1e-6, bias=True), num_learned_positions=num_positions,
+        names=gpt_names, norm=NormSpec(kind="layer", eps=1e-6, bias=True), num_learned_positions=num_positions,
         sinusoids="interleaved", embed_scale=root_of_size, lm_head_bias=True,
     ),
     # EXAONE 3 and 3.5: Llama under GPT-2's names.
@@ -285,44 +264,23 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
             num_hidden_layers="num_layers", rms_norm_eps="layer_norm_epsilon", hidden_act="activation_function",
         ),
         defaults=dict(num_key_value_heads=8, max_position_embeddings=4096, rope_theta=500000.0),
-        names=partial(
-            gpt_names,
-            {
-                **_ATTENTION_INSIDE, "mlp.gate_proj": "mlp.c_fc_0", "mlp.up_proj": "mlp.c_fc_1",
-                "mlp.down_proj": "mlp.c_proj",
-            },
-            ignore=(r"rotary\.inv_freq$",),
-        ),
-        rms_norm_eps=1e-5, **FLAGS,
+        names=partial(gpt_names, ignore=(r"rotary\.inv_freq$",)), rms_norm_eps=1e-5, **FLAGS,
     ),
     # Falcon 7B, 40B, 180B and RW: fused qkv of one or a few KV heads, parallel blocks; RW has ALiBi and is serial.
     "falcon": recipe(
         _falcon, keys=dict(hidden_act="activation", num_hidden_layers="n_layer", num_attention_heads="n_head"),
         defaults=dict(max_position_embeddings=2048, hidden_act="gelu", tie_word_embeddings=True),
-        names=partial(
-            gpt_names,
-            {
-                **megatron("self_attention"), "embed_tokens": "transformer.word_embeddings",
-                "attn_norm": Stored(name="input_layernorm", also=("ln_attn",)),
-                "mlp_norm": Stored(name="post_attention_layernorm", also=("ln_mlp",)),
-            },
-        ),
+        names=partial(gpt_names, _QKV),
     ),
     # GPT-2: layer norms, learned positions, biases everywhere, linears stored as [in_features, out_features].
     "gpt2": recipe(
         _gpt2, keys=_GPT_KEYS, defaults=_GPT2,
-        names=partial(gpt_names, {"embed_positions": "transformer.wpe", **_TRANSPOSED}),
+        names=partial(gpt_names, _TRANSPOSED),
     ),
     # GPT-BigCode (SantaCoder, StarCoder 1): GPT-2 with one KV head and plain linears.
     "gpt_bigcode": recipe(
         _gpt_bigcode, keys=_GPT_KEYS, defaults=dict(_GPT2, hidden_act="gelu_pytorch_tanh"),
-        names=partial(
-            gpt_names,
-            {
-                "embed_positions": "transformer.wpe", "attn.qkv_proj": Stored(name="attn.c_attn", interleaved=True),
-                "attn.o_proj": "attn.c_proj", "mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj",
-            },
-        ),
+        names=partial(gpt_names, {"attn.qkv_proj": Stored(name="attn.c_attn", interleaved=True)}),
     ),
     # GPT-Neo: GPT-2 with plain linears, unscaled scores, and a window in every other layer; only o_proj has a bias in
     # attention.
@@ -335,13 +293,7 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
         defaults=dict(
             max_position_embeddings=2048, hidden_act="gelu_new", sliding_window=256, tie_word_embeddings=True,
         ),
-        names=partial(
-            gpt_names,
-            {
-                **_ATTENTION_INSIDE, "embed_positions": "transformer.wpe", "mlp.up_proj": "mlp.c_fc",
-                "mlp.down_proj": "mlp.c_proj",
-            },
-        ),
+        names=gpt_names,
     ),
     # GPT-NeoX and Pythia: parallel blocks with a norm each, partial rope, fused qkv. Published files call rope's
     # values rotary_pct and rotary_emb_base.
@@ -363,37 +315,20 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     # all else has.
     "gptj": recipe(
         _gptj, keys=_GPT_KEYS, defaults=dict(max_position_embeddings=2048, hidden_act="gelu_new"),
-        names=partial(
-            gpt_names,
-            {
-                **{f"attn.{name}_proj": f"attn.{name}_proj" for name in "qkv"}, "mlp.up_proj": "mlp.fc_in",
-                "mlp.down_proj": "mlp.fc_out",
-            },
-        ),
+        names=gpt_names,
     ),
     # MPT: ALiBi, layer norms without biases, fused qkv that may be clipped.
     "mpt": recipe(
         _mpt, keys=_MPT_KEYS,
         defaults=dict(max_position_embeddings=2048, tie_word_embeddings=True, hidden_act="gelu"),
-        names=partial(
-            gpt_names,
-            {
-                "attn_norm": "norm_1", "attn.qkv_proj": "attn.Wqkv", "mlp_norm": "norm_2",
-                "mlp.up_proj": "ffn.up_proj", "mlp.down_proj": "ffn.down_proj", "final_norm": "transformer.norm_f",
-            },
-            layer="transformer.blocks.{i}.",
-        ),
+        names=partial(gpt_names, layer="transformer.blocks.{i}."),
     ),
     # GPT (Radford et al. 2018): GPT-2 with norms after each residual add, and none at the end.
     "openai_gpt": recipe(
         _openai_gpt, keys=_GPT_KEYS, defaults=dict(_GPT2, max_position_embeddings=512),
         names=partial(
             gpt_names,
-            dict(
-                embed_tokens="transformer.tokens_embed", embed_positions="transformer.positions_embed", **_TRANSPOSED,
-                attn_post_norm="ln_1", mlp_post_norm="ln_2",
-            ),
-            ignore=(r"position_ids$",),
+            dict(**_TRANSPOSED, attn_post_norm="ln_1", mlp_post_norm="ln_2"), ignore=(r"position_ids$",),
         ),
     ),
     # OPT: learned positions that begin in row 2, biases everywhere, relu; the 350M normalises after its blocks.

@@ -24,27 +24,15 @@ from .hybrids import (
     read_mamba2,
     recurrent_layers,
 )
-from .latent import LATENT, latent_like
+from .latent import latent_like
 from .llama_like import FULL, ByLayer, all_slide, llama_like, rms_norm
-from .mixture_families import GRANITE_EXPERTS
 from .mixtures import read_deepseek_experts, read_experts, read_shared, sparse_after, sparse_steps
-from .name_tables import CORRECTION, EXPERTS, SANDWICH, SHARED_EXPERT, SHARED_EXPERTS, glu, name_table
+from .name_tables import SANDWICH, glu, name_table
 from .recipes import Recipe, recipe
 from .spec import MixerSpec, ModelSpec, MoeSpec, NormSpec
 
-_BAMBA = {
-    **mixer_modules("mamba."), **glu("mlp", "feed_forward"), "mlp_norm": "pre_ff_layernorm",
-    "final_norm": "model.final_layernorm",
-}  # fmt: skip
-_AT, _SELF, _FF = "linear_attn.", "self_attn.", "feed_forward."
+_AT, _SELF = "linear_attn.", "self_attn."
 _BLOCK, _LRU = "temporal_block.", "temporal_block.rg_lru."
-_W123 = ("w1", "w3", "w2")
-_LFM = {
-    "mixer.in_proj": "conv.in_proj", "mixer.conv": "conv.conv", "mixer.out_proj": "conv.out_proj",
-    "attn.o_proj": "self_attn.out_proj", **{f"attn.{name}_norm": f"self_attn.{name}_layernorm" for name in "qk"},
-    **glu("mlp", "feed_forward", _W123), "attn_norm": "operator_norm", "mlp_norm": "ffn_norm",
-    "final_norm": "model.embedding_norm",
-}  # fmt: skip
 _LFM_DEFAULTS = {
     "num_key_value_heads": 8, "max_position_embeddings": 128000, "tie_word_embeddings": True, "rope_theta": 1000000.0,
 }  # fmt: skip
@@ -62,10 +50,10 @@ _QWEN3_NEXT: Mapping[str, Any] = dict(
 )  # fmt: skip
 _QWEN3_5: Mapping[str, Any] = dict(
     names={
-        **EXPERTS, **SHARED_EXPERT,
-        **mixer_modules(_AT, qkv_proj="in_proj_qkv", z_proj="in_proj_z", beta_proj="in_proj_b", dt_proj="in_proj_a"),
+        f"mixer.{ours}_proj": f"linear_attn.in_proj_{theirs}"
+        for ours, theirs in (("qkv", "qkv"), ("z", "z"), ("beta", "b"), ("dt", "a"))
     },
-    tensors=mixer_tensors(_AT), ignore=(r"^mtp\.",), renames=((r"^model\.language_model\.", "model."),),
+    ignore=(r"^mtp\.",), renames=((r"^model\.language_model\.", "model."),),
 )  # fmt: skip
 
 
@@ -290,13 +278,13 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
     # turns.
     "bamba": recipe(
         defaults=dict(num_key_value_heads=8, max_position_embeddings=262144, partial_rotary_factor=0.5),
-        names=_BAMBA, tensors=mixer_tensors("mamba."), rms_norm_eps=1e-5, mixer=partial(_mamba2, eps=1e-5),
+        rms_norm_eps=1e-5, mixer=partial(_mamba2, eps=1e-5),
         is_recurrent=_is_not_listed, **FLAGS,
     ),
     # Falcon-H1: attention and Mamba-2 side by side in each layer.
     "falcon_h1": recipe(
         _falcon_h1, defaults=dict(num_key_value_heads=8, max_position_embeddings=8192),
-        names=_BAMBA, tensors=mixer_tensors("mamba."), rms_norm_eps=1e-5,
+        rms_norm_eps=1e-5,
         embed_scale=number("embedding_multiplier", 1.0), logit_scale=number("lm_head_multiplier", 1.0), **FLAGS,
     ),
     # Falcon Mamba: Mamba with weightless norms of step size, b and c.
@@ -308,12 +296,7 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
     # position_embedding_type asks for it.
     "granitemoehybrid": recipe(
         granite_like, defaults=dict(max_position_embeddings=2048, num_local_experts=8, num_experts_per_tok=2),
-        names={
-            **GRANITE_EXPERTS, **mixer_modules("mamba."),
-            **{f"{block}.gate_up_proj": "shared_mlp.input_linear" for block in ("mlp", "mlp.shared")},
-            **{f"{block}.down_proj": "shared_mlp.output_linear" for block in ("mlp", "mlp.shared")},
-        },
-        tensors=mixer_tensors("mamba."), mlp=dict(intermediate_size=_granite_size), mixer=_mamba2,
+        mlp=dict(intermediate_size=_granite_size), mixer=_mamba2,
         has_rope=lambda c: "all" if c.get("position_embedding_type") == "rope" else "none",
         is_recurrent=lambda c: recurrent_layers(c, "layer_types", "layers_block_type"), moe=_granite_experts,
         **ATTN_FLAG,
@@ -324,12 +307,10 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=8, max_position_embeddings=262144, num_experts=16, num_experts_per_tok=2,
         ),
         names={
-            **mixer_modules("mamba.", x_proj="x_proj", dt_proj="dt_proj"),
             **{f"mixer.{name}_norm": f"mamba.{name}_layernorm" for name in ("dt", "b", "c")},
-            **glu("mlp", "feed_forward"), **glu("mlp.experts.{j}", f"{_FF}experts.{{j}}"),
-            "mlp.router": f"{_FF}router", "mlp_norm": "pre_ff_layernorm", "final_norm": "model.final_layernorm",
+            **{f"mixer.{name}_proj": f"mamba.{name}_proj" for name in ("x", "dt")},
         },
-        tensors=mixer_tensors("mamba.", dt_bias="dt_proj.bias"), has_rope="none",
+        tensors={"mixer.dt_bias": "mamba.dt_proj.bias"}, has_rope="none",
         mixer=lambda c: read_mamba(c, rms_norm(c)), is_recurrent=_jamba_mamba, moe=_jamba_experts,
         is_sparse=_jamba_sparse,
     ),
@@ -345,15 +326,9 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
             routed_scaling_factor=2.446, n_shared_experts=1, q_lora_rank=None, kv_lora_rank=512, qk_nope_head_dim=128,
             qk_rope_head_dim=64, v_head_dim=128,
         ),
-        names={
-            **LATENT, **SHARED_EXPERTS,
-            **delta_modules(
-                _SELF, beta="b", decay_a="f_a", decay_b="f_b", gate_a="g_a", gate_b="g_b"
-            ),
-            "mlp.router": "mlp.gate", **glu("mlp.experts.{j}", "mlp.experts.{j}", _W123),
-        },
+        names=delta_modules(_SELF, beta="b", decay_a="f_a", decay_b="f_b", gate_a="g_a", gate_b="g_b"),
         tensors={
-            **CORRECTION, "mixer.a_log": Stored(name=f"{_SELF}A_log", reshape=True),
+            "mixer.a_log": Stored(name=f"{_SELF}A_log", reshape=True),
             "mixer.dt_bias": f"{_SELF}dt_bias",
         },
         renames=((r"\.block_sparse_moe\.", ".mlp."), (r"\.forget_gate\.", ".")),
@@ -362,7 +337,7 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
     # LFM2: short convolutions between two gates, and an attention layer with normalised heads now and then.
     "lfm2": recipe(
         _lfm2, keys=dict(intermediate_size="block_ff_dim", tie_word_embeddings="tie_embedding"),
-        defaults=_LFM_DEFAULTS, names=_LFM,
+        defaults=_LFM_DEFAULTS,
     ),
     # LFM2 with experts chosen by sigmoid behind the first dense layers.
     "lfm2_moe": recipe(
@@ -371,8 +346,6 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
             **_LFM_DEFAULTS, intermediate_size=7168, moe_intermediate_size=1792, num_experts=32,
             num_experts_per_tok=4,
         ),
-        names={**_LFM, "mlp.router": f"{_FF}gate", **glu("mlp.experts.{j}", f"{_FF}experts.{{j}}", _W123)},
-        tensors={"mlp.router.correction": f"{_FF}expert_bias"},
         moe=partial(
             read_experts, score="sigmoid", renormalize=flag("norm_topk_prob", True),
             weight_scale=number("routed_scaling_factor", 1.0), has_correction=flag("use_expert_bias", True),
@@ -389,10 +362,6 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
                 full_attention=dict(rope_type="proportional", rope_theta=1000000.0, partial_rotary_factor=0.5),
             ),
         ),
-        names={
-            **_LFM, **{f"attn.{name}": f"self_attn.{name}" for name in ("q_norm", "k_norm", "o_proj", "gate_proj")},
-            "attn_post_norm": "post_operator_norm", "mlp_post_norm": "post_ffn_norm",
-        },
         attn=dict.fromkeys(("gated", "gate_by_head"), flag("use_attention_gate", True)),
         layer=dict(post_norm=flag("use_sandwich_norm", True)), **ATTN_FLAG,
     ),
@@ -414,11 +383,9 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
             mamba_n_heads=128, mamba_d_head=64, mamba_d_state=128, mamba_n_groups=8, mamba_expand=2,
             tie_word_embeddings=False,
         ),
-        names=lambda: dataclasses.replace(
-            name_table(
-                {**BACKBONE, **mixer_modules("mixer.")}, layer="backbone.layers.{i}.",
-                tensors=mixer_tensors("mixer."), base_prefix="backbone.",
-            ),
+        names=partial(
+            name_table, {**BACKBONE, **mixer_modules("mixer.")}, layer="backbone.layers.{i}.",
+            tensors=mixer_tensors("mixer."), base_prefix="backbone.",
             renames=((r"\bembedding\.weight$", "embeddings.weight"),),
         ),
         mixer=lambda c: read_mamba2(c, NormSpec(eps=c.number("layer_norm_epsilon", 1e-5))),
@@ -428,13 +395,9 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
         _olmo_hybrid, defaults=dict(max_position_embeddings=65536, rms_norm_eps=1e-6),
         names={
             **SANDWICH, **delta_modules(_AT, z="g", beta="b", dt="a"),
-            "attn_norm": Stored(name="input_layernorm", also=("attention_layer_norm",)),
-            **dict.fromkeys(
-                ("mlp_norm", "attn_post_norm"),
-                Stored(name="post_attention_layernorm", also=("feedforward_layer_norm",)),
-            ),
+            "attn_norm": "input_layernorm attention_layer_norm",
+            **dict.fromkeys(("mlp_norm", "attn_post_norm"), "post_attention_layernorm feedforward_layer_norm"),
         },
-        tensors=mixer_tensors(_AT),
     ),
     # Qwen3.5, text only: Qwen3-Next with dense feed-forward blocks and projections stored one by one.
     "qwen3_5_text": recipe(
@@ -453,11 +416,10 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
     "qwen3_next": recipe(
         _qwen3_next, defaults=dict(**_QWEN3_NEXT, intermediate_size=5632, num_experts=512, num_experts_per_tok=10),
         names={
-            **EXPERTS, **SHARED_EXPERT, **mixer_modules(_AT),
             "mixer.in_proj": Stored(name=f"{_AT}in_proj_qkvz", interleaved=True),
             "mixer.gates_proj": Stored(name=f"{_AT}in_proj_ba", interleaved=True),
         },
-        tensors=mixer_tensors(_AT), ignore=(r"^mtp\.",),
+        ignore=(r"^mtp\.",),
         moe=partial(read_shared, renormalize=flag("norm_topk_prob", True)), is_sparse=sparse_steps,
     ),
     # RecurrentGemma (Griffin): gated linear recurrences, and an attention layer that slides now and then.
@@ -468,7 +430,7 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
             partial_rotary_factor=0.5, tie_word_embeddings=True, block_types=["recurrent", "recurrent", "attention"],
         ),
         names={
-            "attn_norm": "temporal_pre_norm", "mlp_norm": "channel_pre_norm", "final_norm": "model.final_norm",
+            "attn_norm": "temporal_pre_norm", "mlp_norm": "channel_pre_norm",
             **glu("mlp", "mlp_block"), **{f"attn.{name}_proj": f"{_BLOCK}{name}_proj" for name in "qkvo"},
             "mixer.conv": f"{_BLOCK}conv_1d", "mixer.y_proj": f"{_BLOCK}linear_y",
             "mixer.x_proj": f"{_BLOCK}linear_x", "mixer.out_proj": f"{_BLOCK}linear_out",

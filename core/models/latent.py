@@ -1,23 +1,12 @@
-"""What models with multi-head latent attention share (DeepSeek-V2): the spec read from a config, and names."""
+"""What models with multi-head latent attention share (DeepSeek-V2): the spec read from a config."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from ..weights.names import Stored
 from .config import HFConfig, Read, flag, read
 from .llama_like import llama_like, replace_attention
 from .spec import LatentSpec, ModelSpec, NormSpec
 
-LATENT: Mapping[str, str | Stored] = {
-    "attn.q_a_proj": "self_attn.q_a_proj",
-    "attn.q_a_norm": "self_attn.q_a_layernorm",
-    "attn.q_b_proj": "self_attn.q_b_proj",
-    "attn.kv_a_proj": "self_attn.kv_a_proj_with_mqa",
-    "attn.kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn.kv_b_proj": "self_attn.kv_b_proj",
-}
-"""Names of what a latent adds to Llama's attention."""
 _PAIRS = flag("rope_interleave", True)
 
 

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from ..errors import ModelError
-from ..weights.names import NameTable, Stored
+from ..weights.names import NameTable
 from .config import HFConfig, flag, number
 from .dense_families import GROWTH
-from .latent import LATENT, latent_like
+from .latent import latent_like
 from .llama_like import ByLayer, replace_attention, rms_norm
 from .mixtures import read_biased_experts, read_deepseek_experts, sparse_after
-from .name_tables import CORRECTION, EXPERTS, SHARED_EXPERTS, glu, llama_names
+from .name_tables import glu, llama_names
 from .recipes import Recipe, recipe
 from .spec import ModelSpec
 
@@ -24,7 +24,6 @@ _DEEPSEEK: Mapping[str, Any] = dict(
     q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128, n_group=8, topk_group=4,
     num_experts_per_tok=8, num_nextn_predict_layers=1,
 )  # fmt: skip
-_DEEPSEEK_NAMES = {**EXPERTS, **SHARED_EXPERTS, **LATENT}
 
 
 def _deepseek_v2(config: HFConfig) -> ModelSpec:
@@ -75,14 +74,12 @@ def _longcat_flash(config: HFConfig) -> ModelSpec:
 
 
 def _longcat_names() -> NameTable:
-    inside = {
-        ours: f"self_attn.{{k}}.{theirs.removeprefix('self_attn.')}"
-        for ours, theirs in {**LATENT, "attn.o_proj": "self_attn.o_proj"}.items()
-        if isinstance(theirs, str)
-    }
+    leaves = {f"{name}_proj": f"{name}_proj" for name in ("q_a", "q_b", "kv_b", "o")}
+    leaves |= {"q_a_norm": "q_a_layernorm", "kv_a_proj": "kv_a_proj_with_mqa", "kv_a_norm": "kv_a_layernorm"}
     names = llama_names(
         {
-            **inside, **glu("mlp", "mlps.{k}"), "attn_norm": "input_layernorm.{k}",
+            **{f"attn.{ours}": f"self_attn.{{k}}.{theirs}" for ours, theirs in leaves.items()},
+            **glu("mlp", "mlps.{k}"), "attn_norm": "input_layernorm.{k}",
             "mlp_norm": "post_attention_layernorm.{k}", "moe.router": "mlp.router.classifier",
             **glu("moe.experts.{j}", "mlp.experts.{j}"),
         },
@@ -109,10 +106,8 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
         defaults={
             **_DEEPSEEK, "max_position_embeddings": 32768, "n_routed_experts": 192, "num_nextn_predict_layers": 0,
         },
-        names={
-            **_DEEPSEEK_NAMES, "mlp.out_norm": Stored(name="post_mlp_layernorm", also=("mlp.post_mlp_layernorm",)),
-        },
-        tensors=CORRECTION, ignore=(r"\.post_mlp_layernorm\.weight$",),
+        names={"mlp.out_norm": "post_mlp_layernorm mlp.post_mlp_layernorm"},
+        ignore=(r"\.post_mlp_layernorm\.weight$",),
         moe=partial(read_deepseek_experts, out_norm=rms_norm, may_lack_correction=True), is_sparse=_axk1_layers,
     ),
     # DeepSeek-V2, V2-Lite and Coder-V2: latent attention, softmax experts that may be chosen in groups; weights of
@@ -123,18 +118,17 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
             max_position_embeddings=2048, moe_intermediate_size=1407, n_shared_experts=2, n_routed_experts=64,
             kv_lora_rank=512, q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128,
         ),
-        names=_DEEPSEEK_NAMES,
     ),
     # DeepSeek-V3, R1, Kimi K2 (model_type deepseek_v3): latent attention, experts in groups with a correction. The
     # layer that predicts a second token is left out.
     "deepseek_v3": recipe(
-        latent_like, defaults=dict(**_DEEPSEEK, max_position_embeddings=4096), names=_DEEPSEEK_NAMES,
-        tensors=CORRECTION, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=3),
+        latent_like, defaults=dict(**_DEEPSEEK, max_position_embeddings=4096), moe=read_deepseek_experts,
+        is_sparse=partial(sparse_after, default=3),
     ),
     # DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an index of the tokens that attention sees, `index_topk` at most.
     "deepseek_v32": recipe(
-        _deepseek_v32, defaults=dict(**_DEEPSEEK, max_position_embeddings=163840), names=_DEEPSEEK_NAMES,
-        tensors=CORRECTION, ignore=(r"\.self_attn\.indexer\.",),
+        _deepseek_v32, defaults=dict(**_DEEPSEEK, max_position_embeddings=163840),
+        ignore=(r"\.self_attn\.indexer\.",),
     ),
     # GLM-4.7-Flash: latent attention and DeepSeek-V3's experts; the first layer is dense unless listed otherwise.
     "glm4_moe_lite": recipe(
@@ -144,7 +138,7 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
             routed_scaling_factor=1.8, kv_lora_rank=512, q_lora_rank=768, qk_rope_head_dim=64, v_head_dim=256,
             qk_nope_head_dim=192, num_experts_per_tok=4, num_nextn_predict_layers=1,
         ),
-        names=_DEEPSEEK_NAMES, tensors=CORRECTION, rms_norm_eps=1e-5, moe=read_deepseek_experts,
+        rms_norm_eps=1e-5, moe=read_deepseek_experts,
         is_sparse=partial(sparse_after, default=1),
     ),
     # LongCat-Flash: latent attention twice a layer, dense blocks behind both, and experts beside the second
@@ -170,7 +164,7 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
             qk_nope_head_dim=64, qk_rope_head_dim=32,
             v_head_dim=lambda config: config.size("hidden_size") // config.size("num_attention_heads"),
         ),
-        names=LATENT, rms_norm_eps=1e-5, pairs=flag("rope_interleave"), mlp_bias=flag("mlp_bias"),
+        rms_norm_eps=1e-5, pairs=flag("rope_interleave"), mlp_bias=flag("mlp_bias"),
         layer=dict(residual_scale=lambda config: config.number("scale_depth", 1.4) / config.num_layers() ** 0.5),
         embed_scale=number("scale_emb", 12.0),
         logit_scale=lambda config: config.size("dim_model_base", 256) / config.size("hidden_size"),
@@ -187,7 +181,6 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
                 beta_fast=32.0, beta_slow=1.0, mscale_all_dim=1.0, mscale=1.0, llama_4_scaling_beta=0.1,
             ),
         ),
-        names=_DEEPSEEK_NAMES,
     ),
     # Youtu-LLM: latent attention in a dense model.
     "youtu": recipe(
@@ -196,7 +189,6 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
             max_position_embeddings=131072, tie_word_embeddings=True, kv_lora_rank=512, q_lora_rank=1536,
             qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128,
         ),
-        names=LATENT,
     ),
 }  # fmt: skip
 """model_type -> what sets it apart."""

@@ -15,7 +15,6 @@ from .dense_families import (
     ATTN_FLAG,
     EXAONE4,
     FLAGS,
-    HUNYUAN_NORMS,
     cohere_like,
     exaone4_like,
     granite_like,
@@ -42,13 +41,7 @@ from .mixtures import (
     sparse_steps,
 )
 from .name_tables import (
-    BLOCK_SPARSE_EXPERTS,
-    CORRECTION,
-    EXPERTS,
     SANDWICH,
-    SHARED_EXPERT,
-    SHARED_EXPERTS,
-    glu,
     gpt_names,
     joined_experts,
 )
@@ -58,15 +51,6 @@ from .spec import MlpSpec, ModelSpec, MoeSpec, NormSpec
 _SIZED = partial(read_experts, size="intermediate_size")
 _CHOSEN: Mapping[str, Any] = {"renormalize": flag("norm_topk_prob")}
 _GRANITE = {"max_position_embeddings": 2048, "num_local_experts": 8, "num_experts_per_tok": 2}
-GRANITE_EXPERTS: Mapping[str, str | Stored] = {
-    "mlp.router": "block_sparse_moe.router.layer",
-    "mlp.experts.gate_up_proj": Stored(name="block_sparse_moe.input_linear", stacked=True),
-    "mlp.experts.down_proj": Stored(name="block_sparse_moe.output_linear", stacked=True),
-}
-_GRANITE_SHARED = {
-    **GRANITE_EXPERTS, "mlp.shared.gate_up_proj": "shared_mlp.input_linear",
-    "mlp.shared.down_proj": "shared_mlp.output_linear",
-}  # fmt: skip
 
 
 def _granite_moe(config: HFConfig, base: Callable[..., ModelSpec] = granite_like) -> ModelSpec:
@@ -264,14 +248,8 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             head_dim=128, max_position_embeddings=16384, sliding_window=1024, moe_intermediate_size=1408,
             num_experts=64, num_experts_per_tok=6, n_shared_experts=2,
         ),
-        names={
-            **EXPERTS, **SHARED_EXPERTS, "mlp.router": "mlp.router.gate", "attn.gate_proj": "self_attn.gate_proj",
-            "attn_post_norm": "post_attention_layernorm", "mlp_norm": "pre_mlp_layernorm",
-            "mlp_post_norm": "post_mlp_layernorm",
-        },
-        tensors={"mlp.router.correction": "mlp.expert_bias"},
-        layer_types=lambda c: patterned_layer_types(c, c.size("global_attn_every_n_layers", 4)), rms_norm_eps=1e-5,
-        qk_norm="head", has_rope="sliding", attn=dict(gated=True), layer=dict(post_norm=True),
+        names=SANDWICH, layer_types=lambda c: patterned_layer_types(c, c.size("global_attn_every_n_layers", 4)),
+        rms_norm_eps=1e-5, qk_norm="head", has_rope="sliding", attn=dict(gated=True), layer=dict(post_norm=True),
         moe=partial(read_deepseek_experts, renormalize=True, num_groups=1, num_groups_per_token=1),
         is_sparse=partial(sparse_after, key="num_dense_layers", default=1),
         embed_scale=lambda c: root_of_size(c) if c.boolean("mup_enabled", False) else 1.0, **ATTN_FLAG,
@@ -280,7 +258,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
     "aria_text": recipe(
         keys=dict(num_experts="moe_num_experts", num_experts_per_tok="moe_topk"),
         defaults=dict(max_position_embeddings=2048, intermediate_size=4096, num_experts=8, num_experts_per_tok=2),
-        names={**SHARED_EXPERTS, "mlp.router": "mlp.router"},
         tensors={
             f"mlp.experts.{ours}.weight": Stored(
                 name=f"mlp.experts.{theirs}.weight", also=(f"mlp.experts.{ours}",), transpose=True, stacked=True
@@ -292,7 +269,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
     # Command A with experts: Command A whose first layers may be dense, and are turned though they see everything.
     "cohere2_moe": recipe(
         _cohere2_moe, defaults=dict(head_dim=128, sliding_window=4096, num_experts=8, num_experts_per_tok=2),
-        names=dict(**EXPERTS, **SHARED_EXPERTS),
     ),
     # DBRX: layer norms without bias, fused qkv that is cut, and experts of which a layer keeps all in three matrices.
     "dbrx": recipe(
@@ -305,7 +281,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
         names=partial(
             gpt_names,
             {
-                "final_norm": "transformer.norm_f", "attn_norm": "norm_attn_norm.norm_1",
+                "attn_norm": "norm_attn_norm.norm_1",
                 "attn.qkv_proj": "norm_attn_norm.attn.Wqkv", "attn.o_proj": "norm_attn_norm.attn.out_proj",
                 "mlp_norm": "norm_attn_norm.norm_2", "mlp.router": "ffn.router.layer",
             },
@@ -324,7 +300,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             max_position_embeddings=2048, moe_intermediate_size=1408, norm_topk_prob=False, sliding_window=4096,
             max_window_layers=62,
         ),
-        names=dict(**EXPERTS, **SHARED_EXPERTS), tensors=CORRECTION, layer_types=windowed_layer_types, qk_norm="head",
+        layer_types=windowed_layer_types, qk_norm="head",
         moe=read_deepseek_experts, is_sparse=sparse_after, **ATTN_FLAG,
     ),
     # ERNIE 4.5 MoE: Llama with interleaved rope, and experts by softmax with a correction beside shared ones; layers
@@ -335,7 +311,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=4, max_position_embeddings=131072, rope_theta=500000.0, tie_word_embeddings=True,
             moe_intermediate_size=1536, num_experts=64, num_experts_per_tok=6,
         ),
-        names=dict(**EXPERTS, **SHARED_EXPERTS),
         tensors={"mlp.router.correction": Stored(name="mlp.moe_statics.e_score_correction_bias", stacked=True)},
         ignore=(r"\.mtp_",),
     ),
@@ -347,19 +322,13 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             **EXAONE4, moe_intermediate_size=1024, num_experts=64, num_experts_per_tok=8, n_shared_experts=1,
             routed_scaling_factor=2.5, num_key_value_heads=32,
         ),
-        names=dict(**EXPERTS, **SHARED_EXPERTS),
-        tensors={
-            "mlp.router.correction": Stored(
-                name="mlp.e_score_correction_bias", also=("mlp.gate.e_score_correction_bias",),
-            ),
-        },
         ignore=(r"^mtp\.",), layer={}, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=1),
     ),
     # FlexOlmo: OLMo 2 with experts.
     "flex_olmo": recipe(
         lambda config: olmo2_like(config, rms_norm_eps=1e-6, moe=_SIZED(config, **_CHOSEN)),
         defaults=dict(max_position_embeddings=4096, rope_theta=500000.0, num_experts=7, num_experts_per_tok=5),
-        names=dict(**SANDWICH, **EXPERTS),
+        names=SANDWICH,
     ),
     # Flint: Qwen3-MoE with sinks, sigmoid scores, a shared expert, and rope in sliding layers only.
     "flint": recipe(
@@ -368,8 +337,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             moe_intermediate_size=512, num_experts=256, num_experts_per_tok=6, mlp_only_layers=[0, 1],
             shared_expert_intermediate_size=1024,
         ),
-        names=dict(**EXPERTS, **SHARED_EXPERT),
-        tensors={"attn.sinks": Stored(name="self_attn.softmax_offset", also=("self_attn.sinks",))},
         layer_types=_flint_layers, qk_norm="head", has_rope="sliding", attn=dict(sinks=True),
         moe=partial(
             read_experts, score="sigmoid", renormalize=flag("norm_topk_prob", True),
@@ -386,7 +353,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             moe_intermediate_size=1408, num_experts_per_tok=8, n_shared_experts=1, n_routed_experts=128,
             num_nextn_predict_layers=1,
         ),
-        names=dict(**EXPERTS, **SHARED_EXPERTS), tensors=CORRECTION,
     ),
     # gpt-oss: attention sinks, biases everywhere, experts with a clamped gate, every other layer slides.
     "gpt_oss": recipe(
@@ -399,9 +365,8 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
                 original_max_position_embeddings=4096,
             ),
         ),
-        names={"mlp.router": "mlp.router"},
         tensors={
-            "attn.sinks": "self_attn.sinks", **joined_experts("mlp.experts.", transpose=True),
+            **joined_experts("mlp.experts.", transpose=True),
             "mlp.experts.gate_up_proj.weight": Stored(
                 name="mlp.experts.gate_up_proj", transpose=True, stacked=True, interleaved=True,
             ),
@@ -413,20 +378,17 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
     ),
     # Granite 3 MoE: Granite with experts, stored as one tensor.
     "granitemoe": recipe(
-        lambda config: granite_like(config, moe=_SIZED, **ATTN_FLAG), defaults=_GRANITE, names=GRANITE_EXPERTS,
+        lambda config: granite_like(config, moe=_SIZED, **ATTN_FLAG), defaults=_GRANITE,
     ),
     # Granite 3 MoE with a shared expert; a size of 0 shares nothing.
-    "granitemoeshared": recipe(_granite_moe, defaults=_GRANITE, names=_GRANITE_SHARED),
+    "granitemoeshared": recipe(_granite_moe, defaults=_GRANITE),
     # Granite SWA with experts: Granite MoE with what Granite SWA adds.
     "granitemoe_swa": recipe(
         _granite_moe, defaults=_GRANITE, base=partial(with_windows, granite_like),
-        names={**_GRANITE_SHARED, "mlp.router": "block_sparse_moe.router"},
-        tensors={"attn.sinks": "self_attn.sinks", **joined_experts("block_sparse_moe.experts.")},
     ),
     # Hunyuan A13B: Hunyuan with experts and a shared one of the same size.
     "hunyuan_v1_moe": recipe(
         _hunyuan, keys=dict(num_experts_per_tok="moe_topk"), defaults=dict(num_experts=1, num_experts_per_tok=1),
-        names={**EXPERTS, **HUNYUAN_NORMS, **glu("mlp.shared", "mlp.shared_mlp"), "mlp.router": "mlp.gate.wg"},
     ),
     # Hunyuan 3: normalised heads, experts by sigmoid with a correction after the first dense layer. The layer that
     # predicts a second token is left out.
@@ -437,17 +399,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, n_shared_experts=1,
             routed_scaling_factor=2.826, num_nextn_predict_layers=1,
         ),
-        names={
-            **EXPERTS,
-            **{
-                f"mlp.shared.{name}_proj": Stored(
-                    name=f"mlp.shared_mlp.{name}_proj", also=(f"mlp.shared_experts.{name}_proj",)
-                )
-                for name in ("gate", "up", "down")
-            },
-            "mlp.router": Stored(name="mlp.router.gate", also=("mlp.gate",)),
-        },
-        tensors={"mlp.router.correction": Stored(name="mlp.expert_bias", also=("mlp.e_score_correction_bias",))},
         rms_norm_eps=1e-5, qk_norm="head", moe=read_biased_experts, is_sparse=partial(sparse_after, default=1),
         **FLAGS,
     ),
@@ -462,7 +413,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
                 SLIDING: dict(rope_type="default", rope_theta=10000.0),
             },
         ),
-        names=EXPERTS, ignore=(r"^mtp\.",), layer_types=lambda config: config.texts("layer_types"), qk_norm="head",
+        ignore=(r"^mtp\.",), layer_types=lambda config: config.texts("layer_types"), qk_norm="head",
         moe=partial(read_experts, renormalize=flag("norm_topk_prob", True)), is_sparse=sparse_after, **ATTN_FLAG,
     ),
     # MiniMax-M2: experts by sigmoid with a correction, a norm over all heads of query and key, partial rope;
@@ -473,7 +424,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=8, head_dim=128, max_position_embeddings=196608, rope_theta=5000000.0,
             num_local_experts=256, num_experts_per_tok=8,
         ),
-        names=BLOCK_SPARSE_EXPERTS, tensors={"mlp.router.correction": "block_sparse_moe.e_score_correction_bias"},
     ),
     # Mixtral 8x7B and 8x22B: Mistral with experts; all layers slide if `sliding_window` is set.
     "mixtral": recipe(
@@ -481,11 +431,11 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, rope_theta=1000000.0,
             num_local_experts=8, num_experts_per_tok=2,
         ),
-        names=BLOCK_SPARSE_EXPERTS, layer_types=all_slide, rms_norm_eps=1e-5, moe=_SIZED,
+        layer_types=all_slide, rms_norm_eps=1e-5, moe=_SIZED,
     ),
     # OLMoE: experts, a norm over all heads of query and key, values that may be clipped.
     "olmoe": recipe(
-        defaults=dict(max_position_embeddings=4096, num_experts=64, num_experts_per_tok=8), names=EXPERTS,
+        defaults=dict(max_position_embeddings=4096, num_experts=64, num_experts_per_tok=8),
         rms_norm_eps=1e-5, qk_norm="all", attn=dict(clip_qkv=number("clip_qkv", 0.0, null=0.0)),
         moe=partial(_SIZED, **_CHOSEN), **ATTN_FLAG,
     ),
@@ -496,7 +446,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, rope_theta=1000000.0,
             num_local_experts=16, num_experts_per_tok=2,
         ),
-        names=BLOCK_SPARSE_EXPERTS,
     ),
     # Qwen1.5-MoE and Qwen2-57B-A14B: Qwen2 with experts and a gated shared one; some layers may stay dense.
     "qwen2_moe": recipe(
@@ -504,7 +453,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=16, max_position_embeddings=32768, sliding_window=4096, max_window_layers=28,
             moe_intermediate_size=1408, shared_expert_intermediate_size=5632, num_experts=60, num_experts_per_tok=4,
         ),
-        names=dict(**EXPERTS, **SHARED_EXPERT), layer_types=windowed_layer_types, qkv_bias=flag("qkv_bias", True),
+        layer_types=windowed_layer_types, qkv_bias=flag("qkv_bias", True),
         moe=partial(read_shared, **_CHOSEN), is_sparse=sparse_steps,
     ),
     # Qwen3-30B-A3B and 235B-A22B: Qwen3 with experts; head_dim is hidden_size / num_heads unless stated.
@@ -514,7 +463,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=4, max_position_embeddings=32768, sliding_window=4096, moe_intermediate_size=768,
             num_experts=128, num_experts_per_tok=8,
         ),
-        names=EXPERTS,
     ),
     # The language model of Qwen3-VL with experts: Qwen3-MoE with experts stored in one tensor a layer.
     "qwen3_vl_moe_text": recipe(
@@ -523,7 +471,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=16, max_position_embeddings=128000, rope_theta=500000.0, moe_intermediate_size=1408,
             num_experts=60, num_experts_per_tok=4, tie_word_embeddings=True,
         ),
-        names={"mlp.router": "mlp.gate"}, tensors=joined_experts("mlp.experts.", transpose=True),
+        tensors=joined_experts("mlp.experts.", transpose=True),
     ),
     # Sarvam 30B: GLM-4.5 with normalised heads that rope turns whole, and with names of its own.
     "sarvam_moe": recipe(
@@ -536,13 +484,6 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             rope_theta=8000000.0, moe_intermediate_size=1024, num_experts_per_tok=6, n_shared_experts=1,
             n_routed_experts=128, routed_scaling_factor=2.5, use_qk_norm=True, num_nextn_predict_layers=0,
         ),
-        names={
-            **EXPERTS, **SHARED_EXPERTS,
-            "embed_tokens": Stored(name="model.word_embeddings", also=("model.embed_tokens",)),
-            "attn.qkv_proj": "attention.query_key_value", "attn.o_proj": "attention.dense",
-            "attn.q_norm": "attention.query_layernorm", "attn.k_norm": "attention.key_layernorm",
-        },
-        tensors={"mlp.router.correction": "mlp.gate.expert_bias"},
     ),
 }  # fmt: skip
 """model_type -> what sets it apart."""

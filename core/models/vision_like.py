@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import Stored
-from .config import HFConfig
+from .config import NOTHING, HFConfig
 from .llama_like import gpt_like, read_activation, replace_layers
 from .name_tables import PROJECTORS, name_table
 from .spec import Activation, DenseSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
@@ -161,7 +161,7 @@ def two_linears(config: HFConfig, size: int, spec: ModelSpec, *, bias: bool = Tr
 
 
 def vision_entries(
-    modules: Entries, *, layer: str, tensors: Entries | None = None, prefix: str = "vision."
+    modules: Entries, *, layer: str, tensors: Entries = NOTHING, prefix: str = "vision."
 ) -> Mapping[str, str | Stored]:
     """Names of an encoder, which ours begin with `prefix`, and of projectors; see `name_table`."""
     entries = name_table(modules, layer=layer, tensors=tensors).entries

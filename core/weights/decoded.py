@@ -140,19 +140,21 @@ def kept_scheme(param: Param, config: Mapping[str, Any], table: NameTable) -> Sc
         return None
     if param.shard == "vocab" and config["quant_method"] != "compressed-tensors" and not config.get("lm_head"):
         return None
-    whole = table.entry(param.name)
-    entries = [whole] if whole is not None else [table.entry(part.name) for part in param.parts]
-    are_kept = all(
-        entry is not None and is_in_place(entry, param) and not _is_left_out(entry.name, config) for entry in entries
+    entries = [table.entry(name) for name in (param.name, *(part.name for part in param.parts))]
+    are_kept = any(entries) and not any(
+        entry and (not is_in_place(entry, param) or _is_left_out((entry.name, *entry.also), config))
+        for entry in entries
     )
     return scheme if are_kept and (not scheme.group or param.shape[-1] % scheme.group == 0) else None
 
 
-def _is_left_out(name: str, config: Mapping[str, Any]) -> bool:
-    """True for a weight of a module that the config says was not quantized."""
-    module = name.removesuffix(".weight")
-    for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore"):
-        for pattern in config.get(key) or ():
+def _is_left_out(names: Sequence[str], config: Mapping[str, Any]) -> bool:
+    """True for a weight, by its spellings, of a module that the config says was not quantized."""
+    patterns = [
+        p for key in ("modules_to_not_convert", "llm_int8_skip_modules", "ignore") for p in config.get(key) or ()
+    ]
+    for module in (name.removesuffix(".weight") for name in names):
+        for pattern in patterns:
             if pattern.startswith("re:"):
                 if re.match(pattern.removeprefix("re:"), module):
                     return True

@@ -236,6 +236,7 @@ class _Resolver:
         for name, info in self.infos.items():
             self.by_name.setdefault(self.renamed[name], []).append(info)
         self.table = table
+        self.patterns = {_pattern(name) for name in self.by_name}
         self.used: set[str] = set()
         self.problems = _Problems()
         self.place = _place(list(self.infos.values()))
@@ -257,7 +258,8 @@ class _Resolver:
         if whole and whole.infos and in_parts:
             self.add_duplicate(param.name, [*whole.infos, *in_parts])
             return _Resolved(param, ())
-        if whole and (whole.infos or not has_parts):
+        is_whole = whole and (whole.infos or not has_parts or (not in_parts and self.likely(whole.stored)))
+        if whole and is_whole:
             return _Resolved(param, self.take(param, whole, param.shape))
         pieces: list[_Piece] = []
         for part, found in zip(cuts, parts, strict=True):
@@ -299,7 +301,8 @@ class _Resolver:
                 beyond = (_Piece(info, stored, repeats=num_beyond),) if num_beyond > 0 else ()
                 return (_Piece(info, stored, share=share), *beyond)
             case ():
-                self.problems.missing.append(_Problem(self.place, found.stored.name, found.stored.name))
+                names = self.likely(found.stored) or (found.stored.name, *found.stored.also)
+                self.problems.missing.append(_Problem(self.place, names[0], " or ".join(names)))
             case infos:
                 self.add_duplicate(found.canonical, infos)
         return ()
@@ -311,6 +314,11 @@ class _Resolver:
         if prefix:
             spellings.append(name.removeprefix(prefix) if name.startswith(prefix) else prefix + name)
         return tuple(info for spelling in spellings for info in self.by_name.get(spelling, ()))
+
+    def likely(self, stored: Stored) -> tuple[str, ...]:
+        """The spellings of a tensor that this checkpoint has for other layers, experts or heads."""
+        names = (stored.name, *stored.also)
+        return tuple(name for name in names if INDEX.search(name) and _pattern(name) in self.patterns)
 
     def add_duplicate(self, canonical: str, infos: Sequence[TensorInfo]) -> None:
         """Two or more stored tensors claim one parameter."""
@@ -387,6 +395,11 @@ def _rename(name: str, table: NameTable) -> str:
     for pattern, replacement in table.renames:
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def _pattern(name: str) -> str:
+    """A name without the numbers of layers, experts and heads."""
+    return INDEX.sub("0", name)
 
 
 def _count(problems: Sequence[_Problem]) -> str:

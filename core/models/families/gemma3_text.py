@@ -3,10 +3,10 @@
 from ..config import HFConfig
 from ..dense_families import gemma_like
 from ..llama_like import FULL, SLIDING
-from ..name_tables import GEMMA_NAMES
+from ..name_tables import SANDWICH, llama_names
 from ..spec import ModelSpec
 
-WEIGHTS = GEMMA_NAMES
+WEIGHTS = llama_names(SANDWICH)
 
 
 def to_spec(config: HFConfig) -> ModelSpec:

@@ -5,13 +5,13 @@ from ...errors import ModelError
 from ..config import HFConfig
 from ..dense_families import ATTN_FLAG, root_of_size
 from ..llama_like import FULL, SLIDING, ByLayer, llama_like, rms_norm, shared_keys
-from ..name_tables import LAYER_INPUTS, SANDWICH, llama_names
+from ..name_tables import SANDWICH, llama_names
 from ..spec import AltUpSpec, ModelSpec
 from .gemma3_text import with_rope_per_layer_type
 
 WEIGHTS = llama_names(
     {
-        **SANDWICH, **LAYER_INPUTS, "altup_in.{i}": "model.altup_projections.{i}",
+        **SANDWICH, "altup_in.{i}": "model.altup_projections.{i}",
         "altup_out.{i}": "model.altup_unembed_projections.{i}", "altup.router_norm": "altup.router_norm",
         "altup.router": "altup.modality_router", "altup.predict": "altup.prediction_coefs",
         "altup.correct": "altup.correction_coefs", "laurel.in_proj": "laurel.linear_left",

@@ -9,14 +9,13 @@ from ..config import HFConfig
 from ..dense_families import ATTN_FLAG, root_of_size
 from ..llama_like import FULL, SLIDING, ByLayer, llama_like, read_rope, rms_norm, shared_keys
 from ..mixtures import read_experts
-from ..name_tables import LAYER_INPUTS, SANDWICH, llama_names
+from ..name_tables import SANDWICH, llama_names
 from ..spec import ModelSpec
 
 WEIGHTS = llama_names(
     {
         **SANDWICH, "mlp_out_norm": "post_feedforward_layernorm_1", "moe_norm": "pre_feedforward_layernorm_2",
         "moe_out_norm": "post_feedforward_layernorm_2", "moe.router": "router.proj",
-        **LAYER_INPUTS,
     },
     tensors={
         "scalar": Stored(name="layer_scalar", is_scalar=True),

@@ -4,24 +4,14 @@ from functools import partial
 from typing import Any
 
 from ...errors import ModelError
-from ...weights.names import Stored
 from ..config import HFConfig
 from ..dense_families import ATTN_FLAG
 from ..llama_like import ByLayer, llama_like
 from ..mixtures import read_experts, sparse_after
-from ..name_tables import EXPERTS, llama_names
+from ..name_tables import llama_names
 from ..spec import MlpSpec, ModelSpec
 
-_SHARED = {
-    f"mlp.shared.{name}_proj": Stored(
-        name=f"mlp.shared_expert.{name}_proj", also=(f"mlp.shared_experts.{name}_proj",)
-    )
-    for name in ("gate", "up", "down")
-}
-_CORRECTION = Stored(name="mlp.experts.e_score_correction_bias", also=("mlp.gate.e_score_correction_bias",))
-WEIGHTS = llama_names(
-    {**EXPERTS, **_SHARED, "attn.gate_proj": "self_attn.g_proj"}, tensors={"mlp.router.correction": _CORRECTION}
-)
+WEIGHTS = llama_names()
 _ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},

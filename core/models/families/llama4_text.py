@@ -3,26 +3,14 @@
 import dataclasses
 from functools import partial
 
-from ...weights.names import Stored
 from ..config import HFConfig
 from ..dense_families import ATTN_FLAG
 from ..llama_like import ByLayer, llama_like, rope_by_interval
 from ..mixtures import read_experts
-from ..name_tables import llama_names
+from ..name_tables import joined_experts, llama_names
 from ..spec import MlpSpec, ModelSpec, NormSpec
 
-_FF = "feed_forward."
-WEIGHTS = llama_names(
-    {
-        **{f"mlp.{name}_proj": f"{_FF}{name}_proj" for name in ("gate", "up", "down")},
-        **{f"mlp.shared.{name}_proj": f"{_FF}shared_expert.{name}_proj" for name in ("gate", "up", "down")},
-        "mlp.router": f"{_FF}router",
-    },
-    tensors={
-        "mlp.experts.gate_up_proj.weight": Stored(name=f"{_FF}experts.gate_up_proj", transpose=True, stacked=True),
-        "mlp.experts.down_proj.weight": Stored(name=f"{_FF}experts.down_proj", transpose=True, stacked=True),
-    },
-)
+WEIGHTS = llama_names(tensors=joined_experts("feed_forward.experts.", transpose=True))
 
 
 def to_spec(config: HFConfig) -> ModelSpec:

@@ -3,15 +3,13 @@
 from functools import partial
 
 from ...errors import ModelError
-from ...weights.names import Stored
 from ..config import HFConfig, flag, number
 from ..llama_like import FULL, SLIDING, ByLayer, llama_like
 from ..mixtures import read_deepseek_experts, sparse_after
-from ..name_tables import CORRECTION, EXPERTS, llama_names
+from ..name_tables import llama_names
 from ..spec import ModelSpec
 
-_SINKS = Stored(name="self_attn.attention_sink_bias", also=("self_attn.sinks",))
-WEIGHTS = llama_names(EXPERTS, tensors={**CORRECTION, "attn.sinks": _SINKS}, ignore=(r"^model\.mtp\.",))
+WEIGHTS = llama_names(ignore=(r"^model\.mtp\.",))
 _ROPES = {
     FULL: {"rope_type": "default", "rope_theta": 5000000.0, "partial_rotary_factor": 0.334},
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.334},

@@ -8,13 +8,12 @@ from ..config import HFConfig, number
 from ..hybrids import recurrent_layers
 from ..llama_like import ByLayer, all_slide, llama_like, read_activation
 from ..mixtures import read_experts
-from ..name_tables import BLOCK_SPARSE_EXPERTS, llama_names
+from ..name_tables import llama_names
 from ..spec import MixerSpec, ModelSpec, NormSpec
 
 _AT = "self_attn."
 WEIGHTS = llama_names(
     {
-        **BLOCK_SPARSE_EXPERTS,
         "mixer.in_proj": Stored(name=f"{_AT}qkv_proj", interleaved=True),
         "mixer.out_proj": f"{_AT}out_proj",
         "mixer.gate_proj": f"{_AT}output_gate",

@@ -15,25 +15,23 @@ _KINDS = {
     "E": "moe",
 }  # fmt: skip
 _SHARED, _EXPERT = "mixer.shared_experts.", "mixer.experts.{j}."
-WEIGHTS = dataclasses.replace(
-    name_table(
-        {
-            **BACKBONE,
-            "mlp_norm": "norm",
-            **mixer_modules("mixer."),
-            **{f"attn.{name}_proj": f"mixer.{name}_proj" for name in "qkvo"},
-            **{f"mlp.{name}_proj": f"mixer.{name}_proj" for name in ("up", "down")},
-            **{f"mlp.shared.{name}_proj": f"{_SHARED}{name}_proj" for name in ("up", "down")},
-            **{f"mlp.experts.{{j}}.{name}_proj": f"{_EXPERT}{name}_proj" for name in ("up", "down")},
-            "mlp.router": "mixer.gate",
-            "mlp.latent_in": "mixer.fc1_latent_proj",
-            "mlp.latent_out": "mixer.fc2_latent_proj",
-        },
-        layer="backbone.layers.{i}.",
-        tensors={**mixer_tensors("mixer."), "mlp.router.correction": "mixer.gate.e_score_correction_bias"},
-        base_prefix="backbone.",
-        ignore=(r"^mtp\.",),
-    ),
+WEIGHTS = name_table(
+    {
+        **BACKBONE,
+        "mlp_norm": "norm",
+        **mixer_modules("mixer."),
+        **{f"attn.{name}_proj": f"mixer.{name}_proj" for name in "qkvo"},
+        **{f"mlp.{name}_proj": f"mixer.{name}_proj" for name in ("up", "down")},
+        **{f"mlp.shared.{name}_proj": f"{_SHARED}{name}_proj" for name in ("up", "down")},
+        **{f"mlp.experts.{{j}}.{name}_proj": f"{_EXPERT}{name}_proj" for name in ("up", "down")},
+        "mlp.router": "mixer.gate",
+        "mlp.latent_in": "mixer.fc1_latent_proj",
+        "mlp.latent_out": "mixer.fc2_latent_proj",
+    },
+    layer="backbone.layers.{i}.",
+    tensors={**mixer_tensors("mixer."), "mlp.router.correction": "mixer.gate.e_score_correction_bias"},
+    base_prefix="backbone.",
+    ignore=(r"^mtp\.",),
     renames=((r"^model\.", "backbone."),),
 )
 

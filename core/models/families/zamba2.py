@@ -3,32 +3,28 @@
 import dataclasses
 
 from ..config import HFConfig
-from ..hybrids import mixer_modules, mixer_tensors, mixers_alone, read_mamba2
+from ..hybrids import mixers_alone, read_mamba2
 from ..llama_like import read_activation, read_rope
-from ..name_tables import name_table
+from ..name_tables import llama_names
 from ..spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, NormSpec, SharedSpec
 
 _AT = "shared_transformer."
-WEIGHTS = dataclasses.replace(
-    name_table(
-        {
-            "embed_tokens": "model.embed_tokens", "final_norm": "model.final_layernorm", "lm_head": "lm_head",
-            "attn_norm": "input_layernorm", **mixer_modules("mamba."), "shared.out_proj": "linear",
-            "shared.attn_norm": f"{_AT}input_layernorm", "shared.mlp_norm": f"{_AT}pre_ff_layernorm",
-            **{f"shared.attn.{name}_proj": f"{_AT}self_attn.{name}_proj" for name in "qkvo"},
-            **{f"shared.mlp.{name}_proj": f"{_AT}feed_forward.{name}_proj" for name in ("gate_up", "down")},
-            **{
-                f"shared.attn.{name}_adapter_{way}.{{j}}": f"{_AT}self_attn.linear_{name}_adapter_list.{{j}}.{n}"
-                for name in "qkv"
-                for n, way in enumerate(("in", "out"))
-            },
-            **{
-                f"shared.mlp.adapter_{way}.{{j}}": f"{_AT}feed_forward.gate_up_proj_adapter_list.{{j}}.{n}"
-                for n, way in enumerate(("in", "out"))
-            },
+WEIGHTS = llama_names(
+    {
+        "shared.out_proj": "linear",
+        "shared.attn_norm": f"{_AT}input_layernorm", "shared.mlp_norm": f"{_AT}pre_ff_layernorm",
+        **{f"shared.attn.{name}_proj": f"{_AT}self_attn.{name}_proj" for name in "qkvo"},
+        **{f"shared.mlp.{name}_proj": f"{_AT}feed_forward.{name}_proj" for name in ("gate_up", "down")},
+        **{
+            f"shared.attn.{name}_adapter_{way}.{{j}}": f"{_AT}self_attn.linear_{name}_adapter_list.{{j}}.{n}"
+            for name in "qkv"
+            for n, way in enumerate(("in", "out"))
         },
-        tensors=mixer_tensors("mamba."),
-    ),
+        **{
+            f"shared.mlp.adapter_{way}.{{j}}": f"{_AT}feed_forward.gate_up_proj_adapter_list.{{j}}.{n}"
+            for n, way in enumerate(("in", "out"))
+        },
+    },
     renames=((r"\.mamba_decoder\.", "."),),
 )  # fmt: skip
 _HYBRID = (6, 12, 18, 24, 30, 36, 42, 47, 51)
