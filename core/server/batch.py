@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import fcntl
 import json
 import logging
 from collections.abc import Iterator
@@ -53,21 +54,24 @@ def run_batch(config: EngineConfig, source: Path, target: Path) -> BatchSummary:
     """
     _check_files(source, target)
     ids = [line["custom_id"] for line in read_batch(source)]
-    answered = read_answers(target)
-    summary = BatchSummary(num_requests=len(ids), num_skipped=len(answered.intersection(ids)))
-    if summary.num_skipped == len(ids):
-        return summary
-    # No client waits: nothing is refused for want of room or time.
-    limits = ServerConfig(
-        max_queue_requests=_UNLIMITED, max_queue_tokens=_UNLIMITED, max_body_bytes=_UNLIMITED, request_timeout_s=10**7
-    )
     try:
         out = target.open("a", encoding="utf-8")
     except OSError as error:
         raise _cannot_write(target, error) from None
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(_close, out)
-        uvloop.run(_Batch(replace(config, server=limits), summary, out).run(source, answered))
+        _lock(out, target)
+        answered = read_answers(target)
+        summary = BatchSummary(num_requests=len(ids), num_skipped=len(answered.intersection(ids)))
+        if summary.num_skipped < len(ids):
+            # No client waits: nothing is refused for want of room or time.
+            limits = ServerConfig(
+                max_queue_requests=_UNLIMITED,
+                max_queue_tokens=_UNLIMITED,
+                max_body_bytes=_UNLIMITED,
+                request_timeout_s=10**7,
+            )
+            uvloop.run(_Batch(replace(config, server=limits), summary, out).run(source, answered))
     return summary
 
 
@@ -143,6 +147,22 @@ def _check_files(source: Path, target: Path) -> None:
         raise RequestError(
             f"{source} is the input and the output of the batch", remedies=["another file for the output"]
         )
+
+
+def _lock(out: TextIO, target: Path) -> None:
+    """Keep other runs away from an output until it is closed, which the system does for a process that dies.
+
+    Raises RequestError if another run has it. Where the file system knows no locks, none is held.
+    """
+    try:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RequestError(
+            f"another run of `headrace run-batch` is writing {target}",
+            remedies=["the same command when that has ended", "another file for the output"],
+        ) from None
+    except OSError as error:
+        logger.warning("%s cannot be locked (%s): let no other run write it meanwhile", target, error.strerror)
 
 
 def _answered(line: bytes) -> str | None:

@@ -1,6 +1,9 @@
 """`headrace run-batch`: OpenAI's batch format, whole and resumed, against the Python API."""
 
+import errno
+import fcntl
 import json
+import logging
 import os
 import resource
 import signal
@@ -57,6 +60,14 @@ def answers(path: Path) -> dict[str, Any]:
     return found
 
 
+def wait_for_answers(process: "subprocess.Popen[Any]", target: Path) -> None:
+    """Until the running process has written some."""
+    deadline_s = time.monotonic() + 60
+    while not target.exists() or not target.stat().st_size:
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 def test_a_batch(tmp_path: Path, model_folder: Path, llm: LLM) -> None:
     source = write_batch(tmp_path / "in.jsonl", 5)
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "temperature": 0}
@@ -107,10 +118,7 @@ def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path,
         env=os.environ,
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup is heeded, and these tests may run under it
     )
-    deadline_s = time.monotonic() + 60
-    while not target.exists() or not target.stat().st_size:
-        assert process.poll() is None and time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_for_answers(process, target)
     process.send_signal(number)
     _, log = process.communicate(timeout=30)
     assert process.returncode == 128 + number, log
@@ -122,6 +130,47 @@ def test_a_batch_that_was_broken_off_goes_on(tmp_path: Path, model_folder: Path,
     summary = run(source, target, model_folder)
     assert (summary["num_skipped"], summary["num_completed"]) == (num_before, 300 - num_before)
     assert set(answers(target)) == {f"request-{i}" for i in range(300)}
+
+
+def test_two_runs_on_one_output(tmp_path: Path, model_folder: Path) -> None:
+    source = write_batch(tmp_path / "in.jsonl", 60, max_tokens=200, ignore_eos=True)
+    target, link = tmp_path / "out.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(target)
+    first = subprocess.Popen(command(source, target, model_folder), stderr=subprocess.DEVNULL)
+    try:
+        wait_for_answers(first, target)
+        first.send_signal(signal.SIGSTOP)  # in the midst, however fast it is
+        before = target.read_bytes()
+        for same in (target, link):
+            second = subprocess.run(command(source, same, model_folder), capture_output=True, text=True, timeout=60)
+            assert second.returncode == 2
+            assert f"error: another run of `headrace run-batch` is writing {same}\n  try: the same" in second.stderr
+        assert target.read_bytes() == before
+        other = run(source, tmp_path / "other.jsonl", model_folder)
+        assert other["num_completed"] == 60
+    finally:
+        first.kill()
+        first.wait()
+    summary = run(source, target, model_folder)  # no lock is left of what was killed
+    assert 0 < summary["num_skipped"] < 60
+    assert set(answers(target)) == {f"request-{i}" for i in range(60)}
+
+
+def test_a_file_system_without_locks(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(_file: Any, _kind: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    source, target = write_batch(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
+    config = EngineConfig.from_options(
+        {"model": str(model_folder), "device": "null", "load_format": "dummy", "kv_memory": "8MiB"}
+    )
+    with caplog.at_level(logging.WARNING):
+        assert run_batch(config, source, target).num_completed == 2
+    assert f"{target} cannot be locked (No locks available)" in caplog.text
+    assert set(answers(target)) == {"request-0", "request-1"}
 
 
 @pytest.mark.parametrize(
