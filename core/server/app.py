@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import HeadraceError
 from .api_errors import ApiError, ClientGone, to_api_error
 from .auth import PAGE_ROUTE, PUBLIC_ROUTES
-from .http import ErrorResponse
+from .http import Body, ErrorResponse
 from .protocol.audio import TranscriptionResponse
 from .protocol.chat import ChatRequest, ChatResponse
 from .protocol.completions import CompletionRequest, CompletionResponse
@@ -179,7 +179,7 @@ class KeyGate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        path = scope["path"]
+        path, receive = scope["path"], Body(scope, receive)
         if path not in PUBLIC_ROUTES:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             try:

@@ -2,15 +2,17 @@
 
 import asyncio
 import codecs
+import contextlib
 import gc
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from .api_errors import ApiError, ClientGone
 
@@ -26,7 +28,7 @@ _LEAST_BYTES_PER_S = 8192
 """A body has a minute, and longer for what has come of it at this speed."""
 _DRAIN_BYTES = 512 * 1024**2
 _DRAIN_S = 20.0
-"""Of a body that is too large so much is read and thrown away, so that the client gets to read the answer."""
+"""Of a body that is refused so much is read and thrown away, so that the client gets to read the answer."""
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
@@ -116,33 +118,48 @@ class JsonResponse(Response):
         super().__init__(msgspec.json.encode(content), status, headers)
 
 
+class Body:
+    """A request's `receive` that knows whether more of the body is to come."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = Headers(scope=scope)
+        self.is_awaited = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self.is_asked_for = headers.get("expect", "").lower() != "100-continue"
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        """The next part."""
+        self.is_asked_for = True
+        message = await self._receive()
+        self.is_awaited = self.is_awaited and message.get("more_body", False)
+        return message
+
+
 class ErrorResponse(Response):
-    """The error envelope, in the protocol of the path. The rest of a body that is too large is read, so that the
+    """The error envelope, in the protocol of the path. The rest of a body that nobody has read is read, so that the
     client sees the answer."""
 
     media_type = "application/json"
 
     def __init__(self, error: ApiError, path: str) -> None:
         super().__init__(error.body(path), error.status, error.headers)
-        self._drains = error.status == 413
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        if not self._drains:
+        if not isinstance(receive, Body) or not receive.is_awaited:
+            await super().__call__(scope, receive, send)
+            return
+        if not receive.is_asked_for:  # its client waits for a word before it sends it, and will not now
+            self.headers["connection"] = "close"
             await super().__call__(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send({"type": "http.response.body", "body": bytes(self.body), "more_body": True})
         left = _DRAIN_BYTES
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
-                while left > 0:
-                    message = await receive()
-                    left -= len(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        break
-        except TimeoutError:
-            left = 0
+                while left > 0 and receive.is_awaited:
+                    left -= len((await receive()).get("body", b""))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

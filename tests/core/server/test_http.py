@@ -6,13 +6,16 @@ import gzip
 import json
 import socket
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.requests import Request
 
-from headrace.core.server import http
+from headrace.core.server import connection, http
 from headrace.core.server.api_errors import ApiError
 from headrace.core.server.protocol.completions import CompletionRequest
 from live_server import LiveServer
@@ -83,10 +86,10 @@ def test_no_garbage_is_collected_while_a_body_is_read() -> None:
         gc.callbacks.pop()
 
 
-def ask(server: LiveServer, *parts: bytes) -> bytes:
+def ask(server: LiveServer, *parts: bytes, timeout_s: float = 30) -> bytes:
     """What the server says to these bytes until it closes the connection."""
     url = httpx.URL(server.url)
-    with socket.create_connection((url.host, url.port or 0), timeout=30) as sock:
+    with socket.create_connection((url.host, url.port or 0), timeout=timeout_s) as sock:
         answer = b""
         try:
             for part in parts:
@@ -114,7 +117,7 @@ BODY = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
 )
 def test_headers_without_an_end_are_refused(server: LiveServer, parts: list[bytes]) -> None:
     answer = ask(server, *parts)
-    assert answer == b"" or (answer.startswith(b"HTTP/1.1 431") and b'"code":"headers_too_large"' in answer)
+    assert answer.startswith(b"HTTP/1.1 431") and b'"code":"headers_too_large"' in answer
     assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
@@ -145,3 +148,134 @@ def test_a_wish_for_http2_is_passed_over(server: LiveServer, pieces: int) -> Non
     step = -(-len(data) // pieces)
     answer = ask(server, *[data[i : i + step] for i in range(0, len(data), step)])
     assert answer.count(b"HTTP/1.1 200 OK") == 4 and answer.count(b"text_completion") == 3, answer
+
+
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n"
+KEPT = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+LARGE = b"a" * 5_000_000
+LENGTH = b"content-length: %d\r\n\r\n" % len(LARGE)
+
+
+@pytest.fixture(scope="module")
+def small_server(model_folder: Path) -> Iterator[LiveServer]:
+    """A server that takes bodies of 100,000 bytes, from those who have a key."""
+    with LiveServer(
+        model_folder, "--kv-memory", "16MiB", "--api-key", "k", env={"HEADRACE_MAX_BODY_BYTES": "100000"}
+    ) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "code"),
+    [
+        (HEAD + LENGTH + LARGE, 401, "invalid_api_key"),
+        (CHUNKED + b"\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(LARGE), LARGE), 401, "invalid_api_key"),
+        (HEAD + b"x-api-key: k\r\n" + LENGTH + LARGE, 413, "body_too_large"),
+        (CHUNKED + b"x-api-key: k\r\n\r\n1d4c0\r\n%s\r\n0\r\n\r\n" % LARGE[:120_000], 413, "body_too_large"),
+        (HEAD + b"x-api-key: k\r\ncontent-encoding: br\r\n" + LENGTH + LARGE, 415, "unsupported_encoding"),
+        (HEAD.replace(b"/v1/completions", b"/nope") + b"x-api-key: k\r\n" + LENGTH + LARGE, 404, "not_found"),
+        (HEAD.replace(b"/v1/completions", b"/version") + LENGTH + LARGE, 405, "method_not_allowed"),
+        (b"\x16\x03\x01" + LARGE, 400, "invalid_http"),  # TLS where there is none
+    ],
+)
+def test_refusals_of_large_bodies_are_read(
+    small_server: LiveServer, request_bytes: bytes, status: int, code: str
+) -> None:
+    """Nothing is lost to a reset, and nothing waits for a body that is all there."""
+    for _ in range(3):
+        answer = ask(small_server, request_bytes, timeout_s=10)
+        assert answer.startswith(b"HTTP/1.1 %d " % status) and b'"code":"%s"' % code.encode() in answer, answer
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "status"),
+    [("/v1/completions", b"x-api-key: k\r\n", 413), ("/v1/completions", b"", 401), ("/version", b"", 405)],
+)
+def test_nobody_waits_for_a_body_that_was_not_asked_for(
+    small_server: LiveServer, path: str, more: bytes, status: int
+) -> None:
+    head = KEPT.replace(b"/v1/completions", path.encode()) + more + b"expect: 100-continue\r\n"
+    answer = ask(small_server, head + LENGTH, timeout_s=10)
+    assert answer.startswith(b"HTTP/1.1 %d " % status) and answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer
+
+
+def test_a_body_that_was_asked_for(small_server: LiveServer) -> None:
+    head = HEAD + b"x-api-key: k\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+    answer = ask(small_server, head, BODY)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+
+
+STREAM = json.dumps({"prompt": "x", "stream": True, "max_tokens": 50, "ignore_eos": True}).encode()
+STREAMED = KEPT + b"content-length: %d\r\n\r\n" % len(STREAM) + STREAM
+
+
+@pytest.mark.parametrize(
+    "broken", [b"junk junk junk\r\n\r\n", KEPT + b"transfer-encoding: chunked\r\n\r\nzz\r\n", KEPT + b"x: " + LARGE]
+)
+def test_what_came_before_is_answered_first(server: LiveServer, broken: bytes) -> None:
+    """Requests that stand in one packet, the last of them broken."""
+    for count in (1, 2, 5):
+        answer = ask(server, STREAMED * count + broken, timeout_s=10)
+        assert answer.count(b"data: [DONE]") == count
+        *_, last = answer.split(b"HTTP/1.1 ")
+        assert last[:3] in (b"400", b"431") and b"invalid_" in last or b"headers_too" in last
+
+
+@pytest.mark.parametrize("broken", [b"zz\r\n", b"-1\r\n", b"fffffffffffffffff\r\n", b"1\r\nab\r\n"])
+def test_broken_chunks(server: LiveServer, broken: bytes) -> None:
+    head = KEPT + b"transfer-encoding: chunked\r\n\r\n"
+    for parts in ([head + broken], [head, b"1\r\n{\r\n", broken]):
+        answer = ask(server, *parts, timeout_s=10)
+        assert answer.startswith(b"HTTP/1.1 400") and answer.count(b"HTTP/1.1") == 1 and b"invalid_http" in answer
+    trailers = b"\r\n%x\r\n%s\r\n0\r\nx-checksum: 1\r\n\r\n" % (len(BODY), BODY)
+    assert ask(server, CHUNKED + b"trailer: x-checksum\r\n" + trailers).startswith(b"HTTP/1.1 200")
+
+
+def test_clients_that_know_no_chunks(server: LiveServer) -> None:
+    """Of HTTP/1.0: a stream ends with the connection."""
+    answer = ask(server, STREAMED.replace(b"HTTP/1.1", b"HTTP/1.0"), timeout_s=10)
+    head, _, text = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head and b"connection: close" in head
+    *events, end, nothing = text.split(b"\n\n")
+    assert (end, nothing) == (b"data: [DONE]", b"")
+    parts = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events]
+    whole = server.post("/v1/completions", {"prompt": "x", "max_tokens": 50, "ignore_eos": True}).json()
+    assert "".join(parts) == whole["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"), [(b"", None), (b"POST /v1/comp", 408), (HEAD + b"x-a: b", 408), (STREAMED + KEPT, 408)]
+)
+def test_heads_that_do_not_end(monkeypatch: pytest.MonkeyPatch, sent: bytes, status: int | None) -> None:
+    """In this process, where the time for it can be made short."""
+    monkeypatch.setattr(connection, "_HEADER_TIMEOUT_S", 0.3)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.5)  # longer than headers may take
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def run() -> bytes:
+        config = uvicorn.Config(app, http=connection.Connection, lifespan="off", log_config=None)
+        config.load()
+        state = uvicorn.server.ServerState()
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(
+            lambda: connection.Connection(config=config, server_state=state, app_state={}), "127.0.0.1"
+        )
+        async with listener:
+            reader, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
+            writer.write(sent)
+            answer = await asyncio.wait_for(reader.read(), 10)
+            writer.close()
+            await writer.wait_closed()
+            return answer
+
+    answer = asyncio.run(run())
+    if status is None:
+        assert answer == b""
+        return
+    *before, last = answer.split(b"HTTP/1.1 ")[1:]
+    assert last.startswith(b"%d " % status) and b'"code":"headers_timeout"' in last
+    assert [each[:3] for each in before] == [b"200"] * sent.count(STREAMED)
