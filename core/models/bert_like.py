@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import NameTable, Stored
-from .config import NOTHING, HFConfig
+from .config import HFConfig
 from .heads import classifier, is_classifier, read_labels
 from .llama_like import gpt_like
 from .name_tables import name_table
@@ -18,41 +18,38 @@ OLD_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 
 def bert_names(
     prefix: str,
-    head: Mapping[str, str],
     *,
+    layer: str = "encoder.layer.{i}.",
     skip_positions: int = 0,
-    changes: Mapping[str, str | Stored] = NOTHING,
+    renames: tuple[tuple[str, str], ...] = (),
 ) -> NameTable:
-    """The names of BERT under `prefix` ("bert."); `head`: canonical to stored names of a classifier's layers.
+    """The names of BERT and its descendants under `prefix` ("bert."), in every spelling that they have.
 
-    skip_positions: rows of the position embedding that stand before that of position 0. changes: of other names.
+    skip_positions: rows of the position embedding that stand before that of position 0.
     """
-    return encoder_names(
-        {
-            "embed_tokens": f"{prefix}embeddings.word_embeddings",
-            "embed_positions": Stored(name=f"{prefix}embeddings.position_embeddings", skip_rows=skip_positions),
-            "embed_token_types": f"{prefix}embeddings.token_type_embeddings",
-            "embed_norm": f"{prefix}embeddings.LayerNorm",
-            "attn.q_proj": "attention.self.query",
-            "attn.k_proj": "attention.self.key",
-            "attn.v_proj": "attention.self.value",
-            "attn.o_proj": "attention.output.dense",
-            "attn_post_norm": "attention.output.LayerNorm",
-            "mlp.up_proj": "intermediate.dense",
-            "mlp.down_proj": "output.dense",
-            "mlp_post_norm": "output.LayerNorm",
-            **changes,
+    at, qkv = f"{prefix}embeddings.", (("q", "query"), ("k", "key"), ("v", "value"))
+    modules: Mapping[str, str | Stored] = {
+        "embed_tokens": f"{at}word_embeddings", "embed_token_types": f"{at}token_type_embeddings",
+        "embed_positions": Stored(name=f"{at}position_embeddings", skip_rows=skip_positions),
+        "embed_norm": f"{at}LayerNorm", "embed_in": f"{prefix}embeddings_project",
+        "relative_bias": f"{prefix}encoder.relative_attention_bias", "attn.qkv_proj": "attn.Wqkv",
+        **{
+            f"attn.{q}_proj": f"attention.self.{query} attention.{q}_lin attention.attn.{q} self_attn.{q}_proj"
+            for q, query in qkv
         },
-        head,
-        layer=f"{prefix}encoder.layer.{{i}}.",
-        prefix=prefix,
-        # The head of pre-training, and the pooler where nothing reads it.
-        ignore=(
-            r"position_ids$",
-            r"^(\w+\.)?pooler\.dense\.(weight|bias)$",
-            r"^(cls|lm_head|generator_\w+|discriminator_\w+)\.",
-        ),
-    )
+        "attn.o_proj": "attention.output.dense attention.out_lin attention.attn.o self_attn.o_proj",
+        "attn_post_norm": "attention.output.LayerNorm attention.LayerNorm sa_layer_norm post_attention_layernorm",
+        "mlp.gate_proj": "mlp.gate_proj", "mlp.up_proj": "intermediate.dense ffn.lin1 mlp.up_proj",
+        "mlp.down_proj": "output.dense ffn.lin2 mlp.down_proj",
+        "mlp_post_norm": "output.LayerNorm output_layer_norm post_mlp_layernorm",
+    }  # fmt: skip
+    # The head of pre-training, and the pooler where nothing reads it.
+    ignore = (
+        r"position_ids$", r"inv_freq$", r"^(\w+\.)?pooler\.dense\.(weight|bias)$",
+        r"^(cls|lm_head|generator_\w+|discriminator_\w+|vocab_(transform|layer_norm|projector))\.",
+    )  # fmt: skip
+    head = {"pooler": f"{prefix}pooler.dense", "dense": "classifier.dense", "out_proj": "classifier.out_proj"}
+    return encoder_names(modules, head, layer=prefix + layer, prefix=prefix, ignore=ignore, renames=renames)
 
 
 def encoder_names(

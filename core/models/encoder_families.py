@@ -21,7 +21,7 @@ from .llama_like import (
     read_rope,
     replace_layers,
 )
-from .name_tables import IGNORE, glu, name_table
+from .name_tables import IGNORE, name_table
 from .recipes import Recipe, recipe
 from .seq2seq import bart_like, bart_names, t5_like, t5_names
 from .spec import ConvolutionSpec, DenseSpec, ModelSpec, NormSpec, PoolerSpec, Pooling
@@ -243,24 +243,12 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     "bert": recipe(
         lambda config: bert_like(config, pooler=two_layer_head(config, ("pooler", "classifier"), "tanh")),
         defaults=dict(vocab_size=30522, hidden_size=768),
-        names=partial(bert_names, "bert.", {"pooler": "bert.pooler.dense"}),
+        names=partial(bert_names, "bert."),
     ),
     # DistilBERT (Sanh et al. 2019): BERT without token types, and with names of its own.
     "distilbert": recipe(
         _distilbert, defaults=dict(vocab_size=30522, hidden_dim=3072, activation="gelu"),
-        names=partial(
-            encoder_names,
-            {
-                "embed_tokens": "distilbert.embeddings.word_embeddings",
-                "embed_positions": "distilbert.embeddings.position_embeddings",
-                "embed_norm": "distilbert.embeddings.LayerNorm",
-                **{f"attn.{name}_proj": f"attention.{name}_lin" for name in "qkv"},
-                "attn.o_proj": "attention.out_lin", "attn_post_norm": "sa_layer_norm", "mlp.up_proj": "ffn.lin1",
-                "mlp.down_proj": "ffn.lin2", "mlp_post_norm": "output_layer_norm",
-            },
-            {}, layer="distilbert.transformer.layer.{i}.", prefix="distilbert.",
-            ignore=(r"position_ids$", r"^vocab_(transform|layer_norm|projector)\."),
-        ),
+        names=partial(bert_names, "distilbert.", layer="transformer.layer.{i}."),
     ),
     # ELECTRA (Clark et al. 2020): BERT whose embeddings may be smaller than the layers.
     "electra": recipe(
@@ -268,10 +256,7 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
         defaults=dict(
             vocab_size=30522, embedding_size=128, hidden_size=256, num_attention_heads=4, intermediate_size=1024,
         ),
-        names=partial(
-            bert_names, "electra.",
-            dict(embed_in="electra.embeddings_project", dense="classifier.dense", out_proj="classifier.out_proj"),
-        ),
+        names=partial(bert_names, "electra."),
     ),
     # EuroBERT (Boizard et al. 2025): Llama that sees in both directions.
     "eurobert": recipe(_eurobert, defaults=dict(max_position_embeddings=8192)),
@@ -298,43 +283,17 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     # MPNet (Song et al. 2020): RoBERTa's positions, no token types, and a bias of attention by distance.
     "mpnet": recipe(
         _mpnet, defaults=dict(vocab_size=30527, hidden_size=768, relative_attention_num_buckets=32),
-        names=partial(
-            bert_names, "mpnet.",
-            dict(
-                relative_bias="mpnet.encoder.relative_attention_bias", dense="classifier.dense",
-                out_proj="classifier.out_proj",
-            ),
-            skip_positions=_SKIPPED,
-            changes={
-                **{f"attn.{name}_proj": f"attention.attn.{name}" for name in "qkvo"},
-                "attn_post_norm": "attention.LayerNorm",
-            },
-        ),
+        names=partial(bert_names, "mpnet.", skip_positions=_SKIPPED),
     ),
     # Nomic BERT (Nussbaum et al. 2024): BERT with rope and a gated feed-forward block, without biases there.
     "nomic_bert": recipe(
         _nomic_bert,
-        names=partial(
-            encoder_names,
-            {
-                "embed_tokens": "nomic_bert.embeddings.word_embeddings",
-                "embed_token_types": "nomic_bert.embeddings.token_type_embeddings",
-                "embed_norm": "nomic_bert.embeddings.LayerNorm", "attn.qkv_proj": "attn.Wqkv",
-                **{f"attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkvo"}, **glu("mlp", "mlp"),
-                "attn_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_mlp_layernorm",
-            },
-            dict(pooler="nomic_bert.pooler.dense"), layer="nomic_bert.layers.{i}.", prefix="nomic_bert.",
-            ignore=(r"inv_freq$", r"^(nomic_bert\.)?pooler\.dense\.(weight|bias)$", r"^cls\."),
-            renames=_NOMIC_RENAMES,
-        ),
+        names=partial(bert_names, "nomic_bert.", layer="layers.{i}.", renames=_NOMIC_RENAMES),
     ),
     # RoBERTa (Liu et al. 2019), and CamemBERT and XLM-RoBERTa: BERT whose positions begin behind padding's id.
     "roberta": recipe(
         _roberta, defaults=dict(vocab_size=50265, hidden_size=768, pad_token_id=1),
-        names=partial(
-            bert_names, "roberta.", dict(dense="classifier.dense", out_proj="classifier.out_proj"),
-            skip_positions=_SKIPPED,
-        ),
+        names=partial(bert_names, "roberta.", skip_positions=_SKIPPED),
     ),
     # BART (Lewis et al. 2019): norms after each residual add, learned positions that begin in row 2. transformers no
     # longer reads the flags that once told BART's relatives apart.
