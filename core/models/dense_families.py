@@ -29,12 +29,14 @@ from .llama_like import (
 )
 from .name_tables import SANDWICH, glu, megatron, name_table
 from .recipes import Recipe, recipe
-from .spec import AttentionSpec, ModelSpec, NormSpec
+from .spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
 
 ATTN_FLAG: Mapping[str, Any] = {"attn_bias": flag("attention_bias")}
 FLAGS: Mapping[str, Any] = {**ATTN_FLAG, "mlp_bias": flag("mlp_bias")}
 _BIASES: Mapping[str, Any] = {"attn_bias": True, "mlp_bias": True}
 UNDER_ONE_NORM: Mapping[str, Any] = {"parallel": True, "shared_norm": True}
+NUM_IMAGE_TOKENS = 8
+"""Of Llama 3.2 Vision, behind its vocabulary."""
 _POST_NORM: Mapping[str, Any] = {"pre_norm": False, "post_norm": True}
 _APERTUS: Mapping[str, Any] = {
     "max_position_embeddings": 65536, "hidden_act": "xielu", "rope_theta": 12000000.0, "rope_parameters": {
@@ -47,10 +49,6 @@ _APERTUS_NAMES: Mapping[str, Any] = {
     "ignore": (r"\.act_fn\.(beta|eps)$",),  # constants of the activation: 0.5 and -1e-6
 }
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
-_GEMMA2 = {
-    "max_position_embeddings": 8192, "sliding_window": 4096, "attn_logit_softcapping": 50.0,
-    "final_logit_softcapping": 30.0,
-}  # fmt: skip
 EXAONE4: Mapping[str, Any] = {"max_position_embeddings": 2048, "sliding_window": 4096}
 _GLM = {
     "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5,
@@ -78,7 +76,6 @@ GROWTH: Mapping[str, Any] = {
     "temperature_length": lambda config: config.rope_parameters().size("original_max_position_embeddings"),
 }
 """Queries that grow with the position, as the rotary parameters say."""
-_BIDIRECTIONAL = "{} asks for bidirectional attention (an embedding model); only causal is served"
 
 
 def cohere_like(config: HFConfig, **options: Any) -> ModelSpec:
@@ -87,31 +84,6 @@ def cohere_like(config: HFConfig, **options: Any) -> ModelSpec:
     options = {"norm": partial(layer_norm, bias=False), **ATTN_FLAG, **options}
     return llama_like(
         config, in_pairs=True, layer=UNDER_ONE_NORM, logit_scale=number("logit_scale", 0.0625), **options
-    )
-
-
-def gemma_like(config: HFConfig, layer_types: Sequence[str], *, post_norm: bool = True, **options: Any) -> ModelSpec:
-    """What Gemma 2 and 3 share: norms around both blocks, their weights stored minus one, scaled embeddings, soft
-    caps, and scores scaled by query_pre_attn_scalar. layer_types: where the config lists none."""
-    if config.get("use_bidirectional_attention"):
-        raise ModelError(_BIDIRECTIONAL.format(config.file))
-    config = config.with_defaults(
-        num_key_value_heads=4, head_dim=256, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True
-    )
-    return llama_like(
-        config,
-        layer_types=config.texts("layer_types") or layer_types,
-        activation_key="hidden_activation",
-        norm=partial(rms_norm, plus_one=True),
-        attn={
-            "scale": config.size("query_pre_attn_scalar", 256) ** -0.5,
-            "softcap": config.number("attn_logit_softcapping", 0.0, null=0.0),
-        },
-        layer={"post_norm": post_norm},
-        embed_scale=root_of_size,
-        logit_softcap=config.number("final_logit_softcapping", 0.0, null=0.0),
-        **ATTN_FLAG,
-        **options,
     )
 
 
@@ -184,18 +156,6 @@ def with_windows(reader: Callable[..., ModelSpec], config: HFConfig, **options: 
 def root_of_size(config: HFConfig) -> float:
     """What scaled embeddings are multiplied by."""
     return float(config.size("hidden_size") ** 0.5)
-
-
-def _gemma(config: HFConfig) -> ModelSpec:
-    if config.get("use_bidirectional_attention"):
-        raise ModelError(f"{config.file} asks for bidirectional attention; only causal is served")
-    if config.get("hidden_act") == "gelu":  # what the first release said, and did not mean
-        config = config.replace(hidden_act="gelu_pytorch_tanh")
-    return llama_like(config, norm=partial(rms_norm, plus_one=True), embed_scale=root_of_size, **ATTN_FLAG)
-
-
-def _gemma2(config: HFConfig, **options: Any) -> ModelSpec:
-    return gemma_like(config, patterned_layer_types(config, 2), **options)
 
 
 def _olmo3(config: HFConfig) -> ModelSpec:
@@ -304,6 +264,13 @@ def _diffllama(config: HFConfig) -> ModelSpec:
     return llama_like(config, rms_norm_eps=1e-5, attn=attn, **ATTN_FLAG)
 
 
+def _mllama(config: HFConfig) -> ModelSpec:
+    """Layers that attend to images alone do nothing."""
+    spec, crossed = llama_like(config, rms_norm_eps=1e-5), config["cross_attention_layers"]
+    layers = (LayerSpec() if i in crossed else layer for i, layer in enumerate(spec.layers))
+    return dataclasses.replace(spec, layers=tuple(layers))
+
+
 DENSE_FAMILIES: Mapping[str, Recipe] = {
     # Apertus: normalised heads and a plain feed-forward block with the xIELU activation.
     "apertus": recipe(_apertus, defaults=_APERTUS, **_APERTUS_NAMES),
@@ -372,16 +339,6 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     ),
     # EXAONE 4: norms after the blocks, normalised heads; with a window, only sliding layers have rope.
     "exaone4": recipe(exaone4_like, defaults=EXAONE4, names=SANDWICH),
-    # Gemma 1: norm weights stored minus one, scaled embeddings, a gated tanh GELU; the head is tied.
-    "gemma": recipe(
-        _gemma,
-        defaults=dict(
-            num_key_value_heads=16, head_dim=256, max_position_embeddings=8192, hidden_act="gelu_pytorch_tanh",
-            tie_word_embeddings=True,
-        ),
-    ),
-    # Gemma 2: norms around both blocks, scaled embeddings, soft caps, every other layer slides.
-    "gemma2": recipe(_gemma2, defaults=_GEMMA2, names=SANDWICH),
     # GLM-4 9B: Llama with qkv biases, packed gate and up, and half of each head turned in pairs.
     "glm": recipe(glm_like, defaults=_GLM),
     # GLM-4-0414: GLM with norms after both blocks too.
@@ -454,6 +411,15 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     "mistral": recipe(
         defaults=dict(num_key_value_heads=8, max_position_embeddings=131072, sliding_window=4096),
         layer_types=lambda config: config.texts("layer_types") or all_slide(config),
+    ),
+    # Llama 3.2 Vision as it reads text. Embeddings of the tokens that stand for images are left out.
+    "mllama_text_model": recipe(
+        _mllama,
+        defaults=dict(
+            num_key_value_heads=8, max_position_embeddings=131072, rope_theta=500000.0,
+            cross_attention_layers=[3, 8, 13, 18, 23, 28, 33, 38],
+        ),
+        names={"embed_tokens": Stored(name="model.embed_tokens", extra_rows=NUM_IMAGE_TOKENS)},
     ),
     # nanochat: squared ReLU, capped logits, norms without weights, also of the embeddings and of turned heads; rope
     # turns the other way.
@@ -538,10 +504,6 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
         ),
         layer_types=all_slide, norm=partial(layer_norm, key="norm_epsilon"), attn_bias=flag("use_bias", True),
         mlp_bias=flag("use_bias", True), mlp=PLAIN,
-    ),
-    # VaultGemma: Gemma 2 without norms behind the blocks.
-    "vaultgemma": recipe(
-        _gemma2, defaults=_GEMMA2, post_norm=False,
     ),
 }  # fmt: skip
 """model_type -> what sets it apart."""

@@ -195,6 +195,19 @@ def _falcon(config: HFConfig) -> ModelSpec:
     )
 
 
+def _chatglm(config: HFConfig, **options: Any) -> ModelSpec:
+    """Half of each head is turned in pairs; `rope_ratio` multiplies the base of rope."""
+    for key, value in (("rmsnorm", True), ("apply_residual_connection_post_layernorm", False)):
+        if config.boolean(key, value) != value:
+            raise ModelError(f"{key} in {config.file} must be {value}")
+    groups = config.size("multi_query_group_num", 1) if config.boolean("multi_query_attention", False) else None
+    config = config.replace(
+        num_key_value_heads=groups or config.size("num_attention_heads"), hidden_act="silu",
+        rope_theta=10000.0 * config.number("rope_ratio", 1.0), partial_rotary_factor=0.5,
+    )  # fmt: skip
+    return llama_like(config, **options)
+
+
 def _opt(config: HFConfig) -> ModelSpec:
     """Token embeddings may be smaller than hidden_size, and are projected then."""
     if config.get("_remove_final_layer_norm"):
@@ -238,6 +251,29 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
         ),
         defaults=dict(max_position_embeddings=2048, tie_word_embeddings=True),
         names=partial(gpt_names, _QKV),
+    ),
+    # ChatGLM 2 and 3, and GLM-4 9B as first published: GLM under Megatron's names.
+    "chatglm": recipe(
+        _chatglm,
+        keys=dict(
+            num_hidden_layers="num_layers", intermediate_size="ffn_hidden_size", head_dim="kv_channels",
+            vocab_size="padded_vocab_size", max_position_embeddings="seq_length", rms_norm_eps="layernorm_epsilon",
+        ),
+        names=partial(
+            name_table,
+            {
+                "embed_tokens": "transformer.embedding.word_embeddings", "lm_head": "transformer.output_layer",
+                "final_norm": "transformer.encoder.final_layernorm", "attn_norm": "input_layernorm",
+                "attn.qkv_proj": "self_attention.query_key_value", "attn.o_proj": "self_attention.dense",
+                "mlp_norm": "post_attention_layernorm", "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+                "mlp.down_proj": "mlp.dense_4h_to_h",
+            },
+            layer="transformer.encoder.layers.{i}.",
+            base_prefix="transformer.",
+            ignore=(r"rotary_pos_emb\.inv_freq$",),
+        ),
+        rms_norm_eps=1e-5, in_pairs=True, attn_bias=flag("add_bias_linear"), qkv_bias=flag("add_qkv_bias"),
+        mlp_bias=flag("add_bias_linear"), final_norm=flag("post_layer_norm", True),
     ),
     # CodeGen 1 and 2: GPT-J with a fused qkv in four groups of query, value and key.
     "codegen": recipe(

@@ -25,7 +25,7 @@ from .hybrids import (
     recurrent_layers,
 )
 from .latent import latent_like
-from .llama_like import FULL, ByLayer, all_slide, llama_like, rms_norm
+from .llama_like import FULL, ByLayer, all_slide, layer_norm, llama_like, read_activation, rms_norm
 from .mixtures import read_deepseek_experts, read_experts, read_shared, sparse_after, sparse_steps
 from .name_tables import SANDWICH, glu, name_table
 from .recipes import Recipe, recipe
@@ -207,6 +207,41 @@ def _lfm3(config: HFConfig, **options: Any) -> ModelSpec:
     return _lfm(config, layer_types=[FULL if kind == "conv" else kind for kind in kinds], **options)
 
 
+def _minimax(config: HFConfig) -> ModelSpec:
+    """Lower layers forget faster; each kind of block has a factor of its output and one of the stream."""
+    num_heads, num_layers = config.size("num_attention_heads"), config.num_layers()
+    head_dim = config.size("head_dim", config.size("hidden_size") // num_heads or None)
+    is_linear = recurrent_layers(config, "layer_types") or [i % 2 == 1 for i in range(num_layers)]
+    kinds, mlp_alpha = ["linear" if flag else "full" for flag in is_linear], config.number("mlp_alpha_factor", 1.0)
+    betas = [config.number(f"{kind}_attn_beta_factor", 1.0) for kind in kinds]
+    mixer = MixerSpec(
+        kind="lightning",
+        num_heads=num_heads,
+        activation=read_activation(config, "hidden_act"),
+        head_dim=head_dim,
+        num_key_heads=num_heads,
+        state_size=head_dim,
+        norm=NormSpec(eps=1e-6),
+        dt_limit=(1.0, 1.0),
+    )
+    slopes = [1 - i / (num_layers - 1 + 1e-5) + 1e-5 for i in range(num_layers)]
+    return llama_like(
+        config,
+        rms_norm_eps=1e-5,
+        layer_types=all_slide,
+        attn={"out_scale": ByLayer(betas)},
+        moe=partial(read_experts, size="intermediate_size", weight_scale=number("mlp_beta_factor", 1.0)),
+        mixer=ByLayer(
+            dataclasses.replace(mixer, slope_scale=slope, out_scale=beta)
+            for slope, beta in zip(slopes, betas, strict=True)
+        ),
+        is_recurrent=is_linear,
+        layer={
+            "stream_scales": ByLayer((config.number(f"{kind}_attn_alpha_factor", 1.0), mlp_alpha) for kind in kinds)
+        },
+    )
+
+
 def _olmo_hybrid(config: HFConfig) -> ModelSpec:
     """No rope where `rope_theta` among the rope parameters is null. Norms stand before the blocks of layers with the
     delta rule, and behind those of the others."""
@@ -261,6 +296,31 @@ def _recurrent_gemma(config: HFConfig, **options: Any) -> ModelSpec:
     return llama_like(
         config, mixer=mixer, is_recurrent=is_recurrent, embed_scale=round(root / step) * step, **options
     )
+
+
+def _rwkv(config: HFConfig) -> ModelSpec:
+    """Every `rescale_every` layers the stream is halved, and what later layers add to it besides."""
+    hidden_size, every = config.size("hidden_size"), config.get("rescale_every")
+    every = config.integer("rescale_every") if every and every > 0 else config.num_layers() + 1
+    spec = mixers_alone(
+        config,
+        MixerSpec(
+            kind="wkv",
+            num_heads=config.size("attention_hidden_size", hidden_size),
+            head_dim=1,
+            shift_size=hidden_size,
+            mlp_size=config.size("intermediate_size", 4 * hidden_size),
+        ),
+    )
+    layers = tuple(
+        dataclasses.replace(
+            layer,
+            mixer=layer.mixer and dataclasses.replace(layer.mixer, out_scale=0.5 ** (i // every)),
+            stream_scale=1.0 if (i + 1) % every else 0.5,
+        )
+        for i, layer in enumerate(spec.layers)
+    )
+    return dataclasses.replace(spec, layers=layers, norm=layer_norm(config, "layer_norm_epsilon"), embed_norm=True)
 
 
 _qwen3_next = partial(
@@ -390,6 +450,19 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
         ),
         mixer=lambda c: read_mamba2(c, NormSpec(eps=c.number("layer_norm_epsilon", 1e-5))),
     ),
+    # MiniMax-Text-01 and M1: lightning attention in most layers, a stream that goes on behind norms, experts.
+    "minimax": recipe(
+        _minimax,
+        defaults=dict(
+            num_key_value_heads=8, max_position_embeddings=131072, hidden_act="silu", rope_theta=1000000.0,
+            num_local_experts=8, num_experts_per_tok=2, sliding_window=None,
+        ),
+        names={
+            "mixer.in_proj": Stored(name=f"{_SELF}qkv_proj", interleaved=True), "mixer.out_proj": f"{_SELF}out_proj",
+            "mixer.gate_proj": f"{_SELF}output_gate", "mixer.norm": f"{_SELF}norm",
+        },
+        ignore=(r"\.self_attn\.(slope_rate|(query|key|diagonal)_decay)$",),  # buffers
+    ),
     # OLMo Hybrid: OLMo 2's layers, three quarters of which have the gated delta rule.
     "olmo_hybrid": recipe(
         _olmo_hybrid, defaults=dict(max_position_embeddings=65536, rms_norm_eps=1e-6),
@@ -444,6 +517,32 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
         },
         layer_types=all_slide, norm=partial(rms_norm, plus_one=True), qkv_bias=flag("attention_bias"), mlp_bias=True,
         attn=dict(o_bias=True), logit_softcap=number("logits_soft_cap", 30.0, null=0.0),
+    ),
+    # RWKV-4: a weighted mean of values in the place of attention, and blocks that see the token before.
+    "rwkv": recipe(
+        _rwkv, keys=dict(max_position_embeddings="context_length"),
+        defaults=dict(max_position_embeddings=1024, vocab_size=50277, rescale_every=6, tie_word_embeddings=False),
+        names=partial(
+            name_table,
+            {
+                "embed_tokens": "rwkv.embeddings", "final_norm": "rwkv.ln_out", "lm_head": "head",
+                "embed_norm": "rwkv.blocks.0.pre_ln", "attn_norm": "ln1", "mlp_norm": "ln2",
+                "mixer.k_proj": "attention.key", "mixer.v_proj": "attention.value",
+                "mixer.gate_proj": "attention.receptance", "mixer.out_proj": "attention.output",
+                "mlp.up_proj": "feed_forward.key", "mlp.gate_proj": "feed_forward.receptance",
+                "mlp.down_proj": "feed_forward.value",
+            },
+            layer="rwkv.blocks.{i}.",
+            tensors={
+                "mixer.a_log": "attention.time_decay", "mixer.bonus": "attention.time_first",
+                **{
+                    f"{block}.{ours}_mix": Stored(name=f"{at}time_mix_{theirs}", reshape=True)
+                    for block, at in (("mixer", "attention."), ("mlp", "feed_forward."))
+                    for ours, theirs in (("k", "key"), ("v", "value"), ("gate", "receptance"))
+                },
+            },
+            base_prefix="rwkv.",
+        ),
     ),
 }  # fmt: skip
 """model_type -> what sets it apart."""

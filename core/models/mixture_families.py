@@ -26,6 +26,7 @@ from .dense_families import (
 from .llama_like import (
     FULL,
     SLIDING,
+    ByLayer,
     all_slide,
     layer_norm,
     llama_like,
@@ -231,6 +232,78 @@ def _glm4_moe(config: HFConfig) -> ModelSpec:
     )
 
 
+def _laguna(config: HFConfig) -> ModelSpec:
+    """Llama with those; a gate is one number for each head unless `gating` is per-element."""
+    if config.boolean("moe_apply_router_weight_on_input", False):
+        raise ModelError(f"moe_apply_router_weight_on_input in {config.file} must be false")
+    attn: dict[str, Any] = {
+        "gated": True,
+        "gate_by_head": config.get("gating", True) != "per-element",
+        "gate_activation": "softplus",
+    }
+    if config.get("num_attention_heads_per_layer"):
+        attn["num_heads"] = _laguna_heads(config)
+    shared = MlpSpec(intermediate_size=config.size("shared_expert_intermediate_size", 512))
+    moe = read_experts(
+        config,
+        score="sigmoid",
+        has_correction=True,
+        weight_scale=config.number("moe_routed_scaling_factor", 1.0),
+        router_softcap=config.number("moe_router_logit_softcapping", 0.0),
+        shared=shared,
+    )
+    return llama_like(
+        config,
+        layer_types=lambda config: config.texts("layer_types"),
+        qk_norm="head",
+        attn=attn,
+        moe=moe,
+        is_sparse=partial(sparse_after, default=1),
+        **ATTN_FLAG,
+    )
+
+
+def _laguna_heads(config: HFConfig) -> ByLayer:
+    heads, num_kv_heads = config.indices("num_attention_heads_per_layer"), config.size("num_key_value_heads")
+    if len(heads) != config.num_layers() or any(not n or n % num_kv_heads for n in heads):
+        raise ModelError(f"num_attention_heads_per_layer in {config.file} must list multiples of num_key_value_heads")
+    return ByLayer(heads)
+
+
+def _mimo(config: HFConfig) -> ModelSpec:
+    """o_proj never has a bias."""
+    config = config.replace(n_shared_experts=None)
+    if config.get("sliding_window_size") is not None:
+        config = config.replace(sliding_window=config.size("sliding_window_size") + 1)
+    num_layers, scale = config.num_layers(), config.number("routed_scaling_factor", 1.0, null=1.0)
+    kinds = config.texts("layer_types") or [SLIDING if i and (i + 1) % 6 else FULL for i in range(num_layers)]
+    slides = [kind == SLIDING and config.integer("sliding_window") > 0 for kind in kinds]
+    num_kv_heads = config.size("num_key_value_heads", config.size("num_attention_heads"))
+    return llama_like(
+        config,
+        layer_types=kinds,
+        rms_norm_eps=1e-5,
+        qkv_bias=flag("attention_bias"),
+        attn={
+            "num_kv_heads": ByLayer(num_kv_heads * (2 if one else 1) for one in slides),
+            "sinks": ByLayer(slides),
+            "v_head_dim": _mimo_value_size,
+            "out_scale": number("attention_value_scale", 0.707, null=1.0),
+        },
+        moe=read_deepseek_experts(config.replace(routed_scaling_factor=scale)),
+        is_sparse=partial(sparse_after, default=1),
+    )
+
+
+def _mimo_value_size(config: HFConfig) -> int:
+    head_dim, size = config.size("head_dim"), config.size("v_head_dim", 128)
+    if size > head_dim:
+        raise ModelError(
+            f"v_head_dim ({size}) in {config.file} is more than head_dim ({head_dim}), which is not served"
+        )
+    return size if size < head_dim else 0
+
+
 _qwen3_moe = partial(
     llama_like,
     layer_types=_qwen3_layers,
@@ -402,6 +475,18 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
         rms_norm_eps=1e-5, qk_norm="head", moe=read_biased_experts, is_sparse=partial(sparse_after, default=1),
         **FLAGS,
     ),
+    # Laguna: experts by sigmoid, gated attention, and a number of heads of each layer's own.
+    "laguna": recipe(
+        _laguna,
+        defaults=dict(
+            num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, sliding_window=512,
+            moe_intermediate_size=512, num_experts=256, num_experts_per_tok=8,
+            rope_parameters={
+                FULL: dict(rope_type="default", rope_theta=500000.0, partial_rotary_factor=0.5),
+                SLIDING: dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=1.0),
+            },
+        ),
+    ),
     # Mellum 2: Qwen3-MoE with a window and a rope for each type of layer; full layers and experts where the config
     # lists no types.
     "mellum": recipe(
@@ -415,6 +500,19 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
         ),
         ignore=(r"^mtp\.",), layer_types=lambda config: config.texts("layer_types"), qk_norm="head",
         moe=partial(read_experts, renormalize=flag("norm_topk_prob", True)), is_sparse=sparse_after, **ATTN_FLAG,
+    ),
+    # MiMo-V2-Flash: experts by sigmoid, values smaller than keys, and sinks and more KV heads in sliding layers.
+    "mimo_v2_flash": recipe(
+        _mimo,
+        defaults=dict(
+            num_key_value_heads=4, head_dim=192, max_position_embeddings=131072, sliding_window=129,
+            moe_intermediate_size=2048, num_experts_per_tok=8, n_routed_experts=256,
+            rope_parameters={
+                FULL: dict(rope_type="default", rope_theta=5000000.0, partial_rotary_factor=0.334),
+                SLIDING: dict(rope_type="default", rope_theta=10000.0, partial_rotary_factor=0.334),
+            },
+        ),
+        ignore=(r"^model\.mtp\.",),
     ),
     # MiniMax-M2: experts by sigmoid with a correction, a norm over all heads of query and key, partial rope;
     # published files say `rotary_dim`.

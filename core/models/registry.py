@@ -15,6 +15,7 @@ from .aliases import ALIASES
 from .config import HFConfig
 from .dense_families import DENSE_FAMILIES
 from .encoder_families import ENCODER_FAMILIES
+from .gemma_families import GEMMA_FAMILIES
 from .gpt_families import GPT_FAMILIES
 from .hybrid_families import HYBRID_FAMILIES
 from .latent_families import LATENT_FAMILIES
@@ -27,6 +28,7 @@ from .wrappers import WRAPPERS, text_config, text_names
 RECIPES: Mapping[str, Recipe] = {
     **DENSE_FAMILIES,
     **ENCODER_FAMILIES,
+    **GEMMA_FAMILIES,
     **GPT_FAMILIES,
     **HYBRID_FAMILIES,
     **LATENT_FAMILIES,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ..errors import ModelError
 from ..weights.names import Stored
 from .config import HFConfig
-from .families.mllama_text_model import NUM_EXTRA_TOKENS
+from .dense_families import NUM_IMAGE_TOKENS
 from .llama_like import layer_norm, replace_layers
 from .spec import NO_ATTENTION, ModelSpec
 from .vision_like import VIT_NAMES, VisionFamily, image_token, projector, vision_config, vision_entries, vit
@@ -61,7 +61,7 @@ def _cross(spec: ModelSpec) -> ModelSpec:
     cross = dataclasses.replace(own.attn, rope=None, qk_norm=spec.norm)
     crossed = {"attn": NO_ATTENTION, "mlp": own.mlp, "cross": cross, "cross_gated": True}
     with_cross = replace_layers(spec, lambda layer: {} if layer.has_attention else crossed)
-    return dataclasses.replace(with_cross, num_extra_tokens=NUM_EXTRA_TOKENS)
+    return dataclasses.replace(with_cross, num_extra_tokens=NUM_IMAGE_TOKENS)
 
 
 def _gated(stored: str, by: str, gate: Literal["tanh", "rest"] = "tanh", *, reshape: bool = True) -> Stored:
