@@ -13,6 +13,7 @@ HeadraceError
 |  |- OutOfMemory         an allocation failed on the device                 exit code 4
 |  |- DeviceLost          the device stopped working; requests are requeued  exit code 1
 |- PluginError            a plugin misbehaved                                exit code 5
+|- MissingPackage         a package that a feature needs is not installed    exit code 5
 |- PortBusy               the server's port is taken                         exit code 6
 """
 
@@ -124,6 +125,12 @@ class PluginError(HeadraceError):
     def __init__(self, reason: str, *, plugin: str = "", remedies: Sequence[str] = ()) -> None:
         super().__init__(reason, remedies=remedies)
         self.plugin = plugin
+
+
+class MissingPackage(HeadraceError):
+    """A package that a feature needs is not installed, or cannot be imported; see extras.py."""
+
+    exit_code = 5
 
 
 class PortBusy(HeadraceError):

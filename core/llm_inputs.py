@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 
 from .errors import RequestError
-from .sampling.params import SamplingParams
+from .sampling.params import MAX_COMPLETIONS, SamplingParams
 from .suggest import did_you_mean
 from .text.inputs import describe
 
-MAX_COMPLETIONS = 16384
-"""Completions of one prompt at most, as in vLLM: all of them are held at once."""
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "multi_modal_data")
 """What a prompt may hold as a mapping, for a model that has no encoder of texts."""
 

@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, HeadraceError
+from ..errors import ConfigError, MissingPackage
+from ..extras import extra_remedy
 
 
 def require_matplotlib() -> None:
-    """Raise HeadraceError, before anything is measured, if pictures cannot be drawn."""
+    """Raise MissingPackage, before anything is measured, if pictures cannot be drawn."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise HeadraceError(
-            "a picture needs matplotlib", remedies=["pip install 'headrace[bench]'", "leave --png out"]
+        raise MissingPackage(
+            "a picture needs matplotlib, which is not installed",
+            remedies=[extra_remedy("matplotlib"), "leave --png out"],
         )
 
 

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import HeadraceError
+from ..extras import missing_package
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -143,6 +144,9 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, FileNotFoundError) and error.filename is None and not _has_folder():
         print_error("the folder that this was started in is gone", ["cd to one that is there", "absolute paths"])
         return USAGE
+    if (missing := missing_package(error)) is not None:
+        print_error(missing.reason, missing.remedies)
+        return missing.exit_code
     print_error(
         f"internal error: {type(error).__name__}: {error}{_place(error)}",
         ["HEADRACE_DEBUG=1 shows where", "report it with that output"],

@@ -12,6 +12,8 @@ from ..structured.params import StructuredOutputParams
 
 GREEDY_EPSILON = 1e-5
 """Temperatures below this are greedy: the highest logit wins, without noise."""
+MAX_COMPLETIONS = 4096
+"""Of one prompt, and of one request to a server with all its prompts: all of them are held at once."""
 MAX_FACTOR = 1e6
 """Temperature, and repetition_penalty or its inverse, at most: beyond it logits lose themselves in 32 bits."""
 

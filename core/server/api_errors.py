@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..errors import HeadraceError, RequestError
+from ..errors import HeadraceError, MissingPackage, RequestError
 from .protocol.chat import ChatRequest
 from .protocol.completions import CompletionRequest
 from .protocol.messages import MessageError, MessageErrorEnvelope, MessagesRequest
@@ -23,6 +23,7 @@ _TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
+    501: "server_error",
     503: "service_unavailable_error",
     504: "timeout_error",
 }
@@ -30,6 +31,7 @@ _TYPES = {
 _MESSAGE_TYPES = _TYPES | {
     413: "request_too_large",
     500: "api_error",
+    501: "api_error",
     503: "overloaded_error",
 }
 """Where Anthropic's protocol has other names."""
@@ -96,10 +98,13 @@ class ClientGone(Exception):
 
 
 def to_api_error(error: HeadraceError) -> ApiError:
-    """What a client gets for one of headrace's errors: 400 for a wrong request, else 500. A reason that begins with
-    the name of a field is about that."""
-    status = 400 if isinstance(error, RequestError) else 500
-    code = error.code if isinstance(error, RequestError) else "internal_error"
+    """What a client gets for one of headrace's errors: 400 for a wrong request, 501 for what this installation
+    lacks, else 500. A reason that begins with the name of a field is about that."""
+    status, code = 500, "internal_error"
+    if isinstance(error, RequestError):
+        status, code = 400, error.code
+    elif isinstance(error, MissingPackage):
+        status, code = 501, "package_not_installed"
     message = error.reason
     if error.remedies:
         message += f" (try: {'; '.join(error.remedies)})"

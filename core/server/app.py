@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import HeadraceError
+from ..extras import missing_package
 from .api_errors import ApiError, ClientGone, to_api_error
 from .auth import PAGE_ROUTE, PUBLIC_ROUTES
 from .http import Body, ErrorResponse
@@ -216,11 +217,12 @@ def _guarded(endpoint: Endpoint, server: Server) -> Endpoint:
         except RecursionError:  # of whoever walks through schemas, arguments, messages
             deep = ApiError(400, "the body is nested too deeply", code="nested_too_deeply")
             response = _refused(deep, server, request)
-        except Exception:
+        except Exception as error:
+            failed = ApiError(500, "internal error; the log says more", code="internal_error")
+            if (missing := missing_package(error)) is not None:
+                failed = to_api_error(missing)
             logger.exception("a route failed", extra={"fields": {"path": request.url.path}})
-            response = _refused(
-                ApiError(500, "internal error; the log says more", code="internal_error"), server, request
-            )
+            response = _refused(failed, server, request)
         route = request.scope["route"].path if "route" in request.scope else request.url.path
         server.metrics.responses[(route, response.status_code)] += 1
         logger.debug(

@@ -22,6 +22,7 @@ from ..cli.logs import configure_logging
 from ..config import EngineConfig
 from ..engine.build import Built, build_engine
 from ..errors import HeadraceError, RequestError
+from ..extras import missing_package
 from ..stages import EncoderInput, Logprob, RequestOutput
 from .frames import (
     READ_BYTES,
@@ -81,8 +82,11 @@ class EngineProcess:
         configure_logging(config.log)
         try:
             built = build_engine(config, lambda line: logger.info("%s", line))
-        except HeadraceError as error:
-            self._send(Failed(kind=type(error).__name__, reason=error.reason, remedies=list(error.remedies)))
+        except Exception as error:
+            failed = error if isinstance(error, HeadraceError) else missing_package(error, "the model")
+            if failed is None:
+                raise
+            self._send(Failed(kind=type(failed).__name__, reason=failed.reason, remedies=list(failed.remedies)))
             return
         self._send(_ready(built))
         try:

@@ -18,7 +18,7 @@ from ..engine.generation import read_generation_config
 from ..errors import RequestError
 from ..plugin_loader import load_plugins
 from ..pooling.tasks import PoolingRequest, PoolingTasks
-from ..sampling.params import SamplingParams
+from ..sampling.params import MAX_COMPLETIONS, SamplingParams
 from ..sampling.validate import validate_params
 from ..stages import EncoderInput, ImageInput
 from ..structured.compiler import GrammarCache
@@ -39,8 +39,6 @@ from .tracing import Tracing, make_tracing
 
 logger = logging.getLogger(__name__)
 
-_MAX_COMPLETIONS = 4096
-"""Of one request; it counts as one in the queue."""
 _TRACE_HEADERS = ("traceparent", "tracestate")
 
 
@@ -124,9 +122,9 @@ class Server:
     def check_count(self, count: int, what: Literal["completions", "texts"]) -> None:
         """Raise RequestError for more of them than one request may have. To be called before anything is made for
         each."""
-        if count > _MAX_COMPLETIONS:
+        if count > MAX_COMPLETIONS:
             raise RequestError(
-                f"one request for {count} {what}; {_MAX_COMPLETIONS} are allowed", code=f"too_many_{what}"
+                f"one request for {count} {what}; {MAX_COMPLETIONS} are allowed", code=f"too_many_{what}"
             )
 
     # ---- requests ---------------------------------------------------------------------------------------------

@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import RequestError
+from ..extras import missing_package
 from ..units import format_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-REMEDY = "pip install 'headrace[vision]'"
 IMAGE_PARTS = ("image", "image_url", "input_image", "image_pil")
 """Types of a message's parts that are images, as several APIs spell them."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "JPEG2000", "PPM", "ICO", "TGA", "AVIF")
+"""What is read. Pillow knows others, for some of which (EPS) it starts programs on what a client sent."""
 _TIMEOUT_S = 20.0
 
 
@@ -35,30 +39,44 @@ class ImageLimits:
 
 
 def read_image(source: Any, limits: ImageLimits) -> "Image":
-    """A picture in RGB, turned as its camera was held. source: a picture of Pillow, bytes of a file, a path, or a
-    text that is a data: or http(s) URL or a path. Raises RequestError."""
+    """A picture in RGB, turned as its camera was held, on white where it is transparent. source: a picture of Pillow,
+    bytes of a file, a path, or a text that is a data: or http(s) URL or a path. Raises RequestError."""
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
-        raise RequestError(
-            "images need Pillow, which is not installed", code="not_supported", remedies=[REMEDY]
-        ) from error
+        raise missing_package(error, "reading images") or error from error
     if isinstance(source, Image.Image):
         picture = source
     else:
         data, name = _read_bytes(source, limits)
         if len(data) > limits.max_bytes:
             raise _wrong(f"{name} has {format_bytes(len(data))}; {format_bytes(limits.max_bytes)} are allowed")
+        Image.init()
+        formats = [format for format in FORMATS if format in Image.OPEN]
         try:
-            picture = Image.open(io.BytesIO(data))
+            picture = Image.open(io.BytesIO(data), formats=formats)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # before we can count
+            raise _wrong(f"{name} has too many pixels; {limits.max_pixels} are allowed") from error
         except Exception as error:  # decoders of many formats raise what they like
-            raise _wrong(f"{name} is no image that Pillow can read") from error
+            raise _wrong(f"{name} is no image that Pillow can read in the formats {', '.join(formats)}") from error
     if picture.width * picture.height > limits.max_pixels:
         raise _wrong(f"an image of {picture.width} x {picture.height} pixels; {limits.max_pixels} are allowed")
     try:
-        return ImageOps.exif_transpose(picture).convert("RGB")
+        return _in_rgb(ImageOps.exif_transpose(picture))
     except Exception as error:
         raise _wrong(f"an image is damaged: {error}") from error
+
+
+def _in_rgb(picture: "Image") -> "Image":
+    """Pillow itself cuts 16 bits off at 255 and shows what colour lies under transparent places, mostly black."""
+    from PIL import Image
+
+    if picture.mode.startswith("I"):
+        return Image.fromarray((np.clip(np.asarray(picture), 0, 65535) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    return picture.convert("RGB")
 
 
 def take_images(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -120,7 +138,8 @@ def _read_bytes(source: Any, limits: ImageLimits) -> tuple[bytes, str]:
             )
         return _fetch(text, limits), text[:200]
     if not text or not limits.allow_files:
-        what = f"{scheme}: URL" if scheme else type(source).__name__ if not text else "text that is no URL"
+        what = "text that is no URL" if text else "text of no length" if source == "" else type(source).__name__
+        what = f"{scheme}: URL" if scheme else what
         raise _wrong(f"an image must be a data: URL{' or bytes' if limits.allow_files else ''}, got a {what}")
     path = Path(text.removeprefix("file://"))
     try:
@@ -131,11 +150,14 @@ def _read_bytes(source: Any, limits: ImageLimits) -> tuple[bytes, str]:
 
 
 def _from_data_url(url: str) -> bytes:
-    head, comma, body = url.partition(",")
+    """As browsers read them: what is escaped, wrapped or lacks its last = is fine."""
+    head, _, body = url.partition(",")
     try:
-        if comma and head.endswith(";base64"):
-            return base64.b64decode(body, validate=True)
-        return urllib.parse.unquote_to_bytes(body)
+        data = urllib.parse.unquote_to_bytes(body) if "%" in body else body.encode()
+        if not head.lower().endswith(";base64"):
+            return data
+        data = data.translate(None, b" \t\n\f\r")
+        return base64.b64decode(data + b"=" * (-len(data) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise _wrong(f"a data: URL is damaged: {error}") from error
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ModelError, RequestError
+from ..extras import extra_remedy, missing_package
 from ..models.vision_spec import VisionSpec
 from ..stages import FloatArray, ImageInput, IntArray
 from ..text.tokenizer import Tokenizer
 from .anyres import rows_of_tiles
-from .images import REMEDY, ImageLimits, read_image
+from .images import ImageLimits, read_image
 from .styles import Layout, style_of
 
 
@@ -177,16 +178,16 @@ def _load_processor(folder: Path) -> Callable[..., Mapping[str, Any]]:
     try:
         from transformers import AutoImageProcessor
     except ImportError as error:
-        raise RequestError(
-            "images need transformers, which is not installed", code="not_supported", remedies=[REMEDY]
-        ) from error
+        raise missing_package(error, "reading images") or error from error
     try:
         # Pillow's arithmetic, whatever else is installed, so that pixels are the same everywhere.
         auto: Any = AutoImageProcessor
         loaded = auto.from_pretrained(str(folder), local_files_only=True, backend="pil")
     except Exception as error:  # whatever it raises, images cannot be read
         raise RequestError(
-            f"the image processor of {folder} cannot be loaded: {error}", code="not_supported", remedies=[REMEDY]
+            f"the image processor of {folder} cannot be loaded: {error}",
+            code="not_supported",
+            remedies=[extra_remedy("PIL")],
         ) from error
     return loaded  # type: ignore[no-any-return]
 

@@ -140,7 +140,7 @@ def test_prompts_in_other_containers(llm: LLM) -> None:
         ({"sampling_params": []}, "1 prompts need 1 sampling_params, got 0"),
         ({"sampling_params": [None]}, "sampling_params must be SamplingParams, got None"),
         ({"sampling_params": SamplingParams}, "sampling_params must be SamplingParams, got type"),
-        ({"sampling_params": SamplingParams(n=10**9)}, "n must be at most 16384, got 1000000000"),
+        ({"sampling_params": SamplingParams(n=10**9)}, "n must be at most 4096, got 1000000000"),
         ({"priority": "x"}, "priority must be a whole number of 64 bits, got str 'x'"),
         ({"priority": None}, "priority must be a whole number of 64 bits, got None"),
         ({"priority": 2**63}, "priority must be a whole number of 64 bits"),

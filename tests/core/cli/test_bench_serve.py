@@ -371,6 +371,6 @@ def test_wrong_options(capsys: pytest.CaptureFixture[str], arguments: list[str],
 
 def test_no_matplotlib(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert exits.run(["bench", "serve", "--url", "127.0.0.1:9", "--png", "x.png"]) == 1
+    assert exits.run(["bench", "serve", "--url", "127.0.0.1:9", "--png", "x.png"]) == 5
     error = capsys.readouterr().err
     assert "needs matplotlib" in error and "pip install 'headrace[bench]'" in error

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+import uvicorn.server
 from starlette.requests import Request
 
 from headrace.core.server import connection, http
