@@ -1,6 +1,10 @@
 """Finds the control groups of this process, version 1 and 2, from its own group up to the root."""
 
+import re
 from pathlib import Path
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+"""How mountinfo writes blanks in paths."""
 
 
 def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
@@ -20,7 +24,8 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> list[Path]:
         base = root / mount_point.lstrip("/")
         if path is None or not base.is_dir() or (kind == "cgroup2" and controller in paths):
             continue
-        inside = path.removeprefix(mount_root.rstrip("/")).strip("/")
+        top = mount_root.rstrip("/")
+        inside = path.removeprefix(top).strip("/") if f"{path}/".startswith(f"{top}/") else path.strip("/")
         leaf = base / inside
         if not leaf.is_dir():
             return [base]
@@ -63,5 +68,6 @@ def _mounts(root: Path) -> list[tuple[str, str, str, list[str]]]:
         before, _, after = line.partition(" - ")
         left, right = before.split(), after.split()
         if len(left) > 4 and len(right) > 2 and right[0] in ("cgroup", "cgroup2"):
-            found.append((right[0], left[3], left[4], right[2].split(",")))
+            mount_root, mount_point = (_ESCAPED.sub(lambda code: chr(int(code[1], 8)), text) for text in left[3:5])
+            found.append((right[0], mount_root, mount_point, right[2].split(",")))
     return found

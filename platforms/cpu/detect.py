@@ -85,7 +85,7 @@ def _quotas(root: Path) -> list[int]:
         except (OSError, ValueError):
             quota = read_number(folder / "cpu.cfs_quota_us")
             period = read_number(folder / "cpu.cfs_period_us") or 0
-        if quota and period:
+        if quota is not None and quota > 0 and period > 0:
             found.append(max(1, quota // period))
     return found
 

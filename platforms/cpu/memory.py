@@ -12,18 +12,19 @@ HUGE_PAGE_BYTES = 2 << 20
 def host_memory(root: Path = Path("/")) -> Memory:
     """Total and free bytes within the machine's memory and every cgroup limit, and this process's resident bytes.
 
-    Page cache that the kernel would drop (inactive files) counts as free.
+    Page cache counts as free, as in the kernel's MemAvailable. Above memory.high a group is throttled and its memory
+    taken back, so that it is a limit, too.
     """
     machine = _table(root / "proc/meminfo", unit=1024)
     total = machine.get("MemTotal", 0)
     free = machine.get("MemAvailable", machine.get("MemFree", 0))
     for folder in cgroup_folders("memory", root):
-        limit = _first(folder, "memory.max", "memory.limit_in_bytes")
+        limit = _limit(folder)
         used = _first(folder, "memory.current", "memory.usage_in_bytes")
         if limit is None or used is None:
             continue
         stat = _table(folder / "memory.stat", unit=1)
-        reclaimable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+        reclaimable = sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in ("inactive_file", "active_file"))
         total = min(total, limit)
         free = min(free, max(0, limit - used + reclaimable))
     resident = _table(root / "proc/self/status", unit=1024).get("VmRSS", 0)
@@ -37,14 +38,15 @@ def huge_page_bytes(root: Path = Path("/")) -> int | None:
 
 def memory_limit(root: Path = Path("/")) -> int | None:
     """The smallest cgroup limit below the machine's memory, in bytes, or None."""
-    limits = [
-        limit
-        for folder in cgroup_folders("memory", root)
-        if (limit := _first(folder, "memory.max", "memory.limit_in_bytes")) is not None
-    ]
+    limits = [limit for folder in cgroup_folders("memory", root) if (limit := _limit(folder)) is not None]
     total = _table(root / "proc/meminfo", unit=1024).get("MemTotal", 0)
     smallest = min(limits, default=total)
     return smallest if smallest < total else None
+
+
+def _limit(folder: Path) -> int | None:
+    found = [read_number(folder / name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
+    return min((limit for limit in found if limit is not None), default=None)
 
 
 def _first(folder: Path, *names: str) -> int | None:

@@ -107,6 +107,116 @@ def test_a_container_that_sees_the_hosts_path_uses_its_mount(tmp_path: Path) -> 
     assert (memory.total_bytes, memory.free_bytes) == (2 * GIB, 0)
 
 
+def nested(*limits: dict[str, str]) -> dict[str, str]:
+    """Files of groups of version 2, each inside the one before, and of the innermost one's process."""
+    files, path = {"proc/self/mountinfo": V2_MOUNT}, ""
+    for depth, limit in enumerate(limits):
+        path += f"/g{depth}"
+        files |= {f"sys/fs/cgroup{path}/{name}": text for name, text in limit.items()}
+    return {**files, "proc/self/cgroup": f"0::{path}\n"}
+
+
+@pytest.mark.parametrize(
+    ("high", "maximum", "limit"),
+    [
+        (f"{3 * GIB}", f"{4 * GIB}", 3),
+        ("max", f"{4 * GIB}", 4),
+        (f"{3 * GIB}", "max", 3),
+        (f"{5 * GIB}", f"{4 * GIB}", 4),
+    ],
+)
+def test_a_group_is_throttled_above_memory_high(tmp_path: Path, high: str, maximum: str, limit: int) -> None:
+    current = {"memory.current": f"{GIB}\n"}
+    write(
+        tmp_path, nested({"memory.max": "max\n", **current}, {"memory.high": high, "memory.max": maximum, **current})
+    )
+    memory = host_memory(tmp_path)
+    assert (memory.total_bytes, memory.free_bytes) == (limit * GIB, (limit - 1) * GIB)
+    assert memory_limit(tmp_path) == limit * GIB
+
+
+def test_files_that_were_read_twice_are_no_used_memory(tmp_path: Path) -> None:
+    """Weights that are mapped a second time become active; the kernel drops them all the same."""
+    stat = f"anon {GIB}\nfile {6 * GIB}\ninactive_file {2 * GIB}\nactive_file {4 * GIB}\n"
+    write(
+        tmp_path,
+        nested({"memory.max": f"{8 * GIB}\n", "memory.current": f"{7 * GIB + GIB // 2}\n", "memory.stat": stat}),
+    )
+    assert host_memory(tmp_path).free_bytes == 6 * GIB + GIB // 2
+
+
+def test_a_limit_above_the_machine_is_none(tmp_path: Path) -> None:
+    write(tmp_path, nested({"memory.max": f"{64 * GIB}\n", "memory.current": "0\n"}))
+    assert (host_memory(tmp_path).total_bytes, memory_limit(tmp_path)) == (16 * GIB, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [
+        ("/", "/ /sys/fs/cgroup"),  # a container with a namespace of its own
+        ("/../sibling", "/ /sys/fs/cgroup"),  # a process that was moved out of its namespace
+        ("/kubepods/pod1/c1", "/kubepods/pod1/c1 /sys/fs/cgroup"),  # the host's namespace, its own group mounted
+        ("/kubepods/pod12", "/kubepods/pod1 /sys/fs/cgroup"),  # another group is mounted
+        ("/kubepods/pod1/c1", "/kubepods/pod1 /sys/fs/cgroup"),  # mounted above
+        ("/", "/ /a\\040folder/cgroup"),
+    ],
+)
+def test_containers(tmp_path: Path, path: str, mount: str) -> None:
+    base = "a folder/cgroup" if "folder" in mount else "sys/fs/cgroup"
+    files = {f"{base}/memory.max": f"{2 * GIB}\n", f"{base}/memory.current": f"{GIB}\n"}
+    if mount.startswith("/kubepods/pod1 ") and path.endswith("c1"):
+        files |= {f"{base}/c1/memory.max": f"{GIB}\n", f"{base}/c1/memory.current": "0\n"}
+    files |= {f"{base}/2/memory.max": "4096\n", f"{base}/2/memory.current": "0\n"}
+    root, point = mount.split(" ")
+    files |= {
+        "proc/self/cgroup": f"0::{path}\n",
+        "proc/self/mountinfo": f"25 20 0:22 {root} {point} rw - cgroup2 cgroup2 rw\n",
+    }
+    memory = host_memory(write(tmp_path, files))
+    limit = 1 if "c1" in path and root == "/kubepods/pod1" else 2
+    assert (memory.total_bytes, memory.free_bytes) == (limit * GIB, GIB)
+
+
+def test_a_hybrid_host_takes_each_controller_from_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory in version 2, quotas in version 1, as systemd's hybrid mode allows."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    write(
+        tmp_path,
+        {
+            "proc/self/cgroup": "3:cpu,cpuacct:/box\n1:name=systemd:/box\n0::/box\n",
+            "proc/self/mountinfo": "".join(V1_MOUNTS.splitlines(keepends=True)[1:]),
+            "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "200000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/unified/box/memory.max": f"{3 * GIB}\n",
+            "sys/fs/cgroup/unified/box/memory.current": f"{GIB}\n",
+            "sys/fs/cgroup/unified/box/cpu.max": "100000 100000\n",  # of no controller that is there
+        },
+    )
+    assert host_memory(tmp_path).free_bytes == 2 * GIB
+    assert usable_threads(tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "expected"),
+    [("max 100000", "200000 100000", 2), ("300000 100000", "max 100000", 3), ("10000 100000", "max 100000", 1)],
+)
+def test_quotas_of_nested_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str, outer: str, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    assert usable_threads(write(tmp_path, nested({"cpu.max": outer}, {}, {"cpu.max": inner}))) == expected
+
+
+@pytest.mark.parametrize("text", ["", "max", "100000", "x y", "0 0", "100000 0", "-1 100000"])
+def test_damaged_quotas_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    assert usable_threads(write(tmp_path, nested({"cpu.max": text, "memory.max": text, "memory.current": text}))) == 4
+
+
 @pytest.mark.parametrize(
     ("quota", "expected"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 4)]
 )
