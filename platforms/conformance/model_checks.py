@@ -310,11 +310,13 @@ def check_warm(subject: Subject) -> str:
 @check("model.recorded")
 def check_recorded(subject: Subject) -> str:
     """Recorded steps give what the same ops give one by one."""
+    device, reason = subject.device, "no step is recorded, or no step can run without its recording"
+    if device.caps.capture != "graph":
+        raise NotSupported(reason)
     from headrace.core.runner.torch import TorchDevice, TorchRunner
 
-    device = subject.device
-    if device.caps.capture != "graph" or not isinstance(device, TorchDevice):
-        raise NotSupported("no step is recorded, or no step can run without its recording")
+    if not isinstance(device, TorchDevice):
+        raise NotSupported(reason)
     runner, config = subject.runner(tiny_spec(), params=random_weights)
     eager = subject.keep(TorchRunner(config, device))
     eager.load(random_weights(config.spec))
