@@ -151,37 +151,24 @@ class HFConfig:
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty if the key is absent or null. Raises ModelError."""
-        value = self.get(name)
-        if value is not None and (
-            not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value)
-        ):
-            raise self._wrong(name, value, "a list of strings")
-        return tuple(value or ())
+        return self._items(name, "a list of strings", lambda item: isinstance(item, str), is_required=False)
 
     def flags(self, name: str) -> tuple[bool, ...]:
         """A list of true or false, or of 1 or 0; empty if the key is absent or null. Raises ModelError."""
-        value = self.get(name)
-        if value is not None and (
-            not isinstance(value, list | tuple) or not all(isinstance(item, int) for item in value)
-        ):
-            raise self._wrong(name, value, "a list of true or false")
-        return tuple(bool(item) for item in value or ())
+        wanted = "a list of true or false"
+        return tuple(map(bool, self._items(name, wanted, lambda item: isinstance(item, int), is_required=False)))
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
         """A list of `count` numbers. Raises ModelError."""
-        value = self[name]
-        if not isinstance(value, list | tuple) or len(value) != count:
-            raise self._wrong(name, value, f"a list of {count} numbers")
-        if any(isinstance(item, bool) or not isinstance(item, int | float) for item in value):
-            raise self._wrong(name, value, f"a list of {count} numbers")
-        return tuple(float(item) for item in value)
+        wanted = f"a list of {count} numbers"
+        found = self._items(name, wanted, lambda item: type(item) in (int, float))
+        if len(found) != count:
+            raise self._wrong(name, self[name], wanted)
+        return tuple(map(float, found))
 
     def indices(self, name: str) -> tuple[int, ...]:
         """A list of indices from 0. Raises ModelError."""
-        value = self[name]
-        if not isinstance(value, list | tuple) or any(type(item) is not int or item < 0 for item in value):
-            raise self._wrong(name, value, "a list of integers from 0")
-        return tuple(value)
+        return self._items(name, "a list of integers from 0", lambda item: type(item) is int and item >= 0)
 
     def rope_parameters(self, layer_type: str = "") -> "HFConfig":
         """Rotary parameters in today's spelling: `rope_type`, `rope_theta`, `partial_rotary_factor` and what the
@@ -212,6 +199,16 @@ class HFConfig:
             values["original_max_position_embeddings"] = length
         values.setdefault("original_max_position_embeddings", self.get("max_position_embeddings"))
         return HFConfig(values, file=where)
+
+    def _items(
+        self, name: str, wanted: str, is_right: Callable[[Any], bool], *, is_required: bool = True
+    ) -> tuple[Any, ...]:
+        value = self[name] if is_required else self.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or not all(map(is_right, value)):
+            raise self._wrong(name, value, wanted)
+        return tuple(value)
 
     def _value(self, name: str, default: Any, null: Any) -> Any:
         if name in self._values:

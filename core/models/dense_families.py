@@ -5,7 +5,7 @@ Defaults are those of transformers' config classes. A family that takes more tha
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,15 +21,14 @@ from .llama_like import (
     layer_norm,
     llama_like,
     patterned_layer_types,
-    replace_attention,
-    replace_layers,
+    read_rope,
     rms_norm,
     rope_by_interval,
     windowed_layer_types,
 )
 from .name_tables import SANDWICH, glu, megatron, name_table
 from .recipes import Recipe, recipe
-from .spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from .spec import LayerSpec, ModelSpec, NormSpec
 
 ATTN_FLAG: Mapping[str, Any] = {"attn_bias": flag("attention_bias")}
 FLAGS: Mapping[str, Any] = {**ATTN_FLAG, "mlp_bias": flag("mlp_bias")}
@@ -61,6 +60,12 @@ granite_like = partial(
     logit_scale=lambda config: 1 / config.positive("logits_scaling", 1.0),
 )
 """Llama with multipliers on embeddings, scores, blocks and logits."""
+granite_swa_like = partial(
+    granite_like,
+    layer_types=lambda config: patterned_layer_types(config, 4, full=0),
+    attn={"scale": number("attention_multiplier", 1.0), "sinks": True, "rope": lambda config: _rope_by_layer(config)},
+)
+"""Granite with sinks, three sliding layers to a full one, and a base of rope for each layer."""
 olmo2_like = partial(
     llama_like,
     rms_norm_eps=1e-5,
@@ -131,26 +136,15 @@ def exaone4_like(config: HFConfig, *, layer: Mapping[str, Any] = _POST_NORM, **o
     )
 
 
-def with_windows(reader: Callable[..., ModelSpec], config: HFConfig, **options: Any) -> ModelSpec:
-    """What `reader` makes of a config, with sinks, windows, and a base of rope for each layer as the config lists
-    them; a base of 0 is no rope (Granite SWA)."""
-    spec, window = reader(config, **options), config.size("sliding_window", 128)
-    kinds = patterned_layer_types(config, 4, full=0)
-    thetas = config.get("layer_rope_theta") or [None] * spec.num_layers
-    if len(kinds) != spec.num_layers or len(thetas) != spec.num_layers:
-        raise ModelError(f"{config.file} must list as many layer_types and layer_rope_theta as layers")
-
-    def finish(attn: AttentionSpec, kind: str, theta: float | None) -> AttentionSpec:
-        rope = attn.rope
-        if rope is not None and theta is not None:
-            rope = dataclasses.replace(rope, theta=float(theta)) if theta else None
-        return dataclasses.replace(attn, sinks=True, rope=rope, window=window if kind == SLIDING else 0)
-
-    layers = (
-        dataclasses.replace(layer, attn=finish(layer.attn, kind, theta))
-        for layer, kind, theta in zip(spec.layers, kinds, thetas, strict=True)
-    )
-    return dataclasses.replace(spec, layers=tuple(layers))
+def _rope_by_layer(config: HFConfig) -> ByLayer:
+    """A base of rope for each layer, if the config lists them; one of 0 is no rope (Granite SWA)."""
+    num_layers, num_heads = config.num_layers(), config.size("num_attention_heads")
+    rope = read_rope(config, config.size("head_dim", config.size("hidden_size") // num_heads or None))
+    thetas = config.get("layer_rope_theta") or [rope.theta] * num_layers
+    if len(thetas) != num_layers:
+        raise ModelError(f"{config.file} must list as many layer_rope_theta as layers")
+    thetas = [rope.theta if theta is None else float(theta) for theta in thetas]
+    return ByLayer(dataclasses.replace(rope, theta=theta) if theta else None for theta in thetas)
 
 
 def root_of_size(config: HFConfig) -> float:
@@ -214,13 +208,6 @@ def _baichuan(config: HFConfig) -> ModelSpec:
     )
 
 
-def _nanochat(config: HFConfig, **options: Any) -> ModelSpec:
-    spec = llama_like(config, **options)
-    rope = spec.layers[0].attn.rope
-    assert rope is not None, "all layers have rope"
-    return replace_attention(spec, rope=dataclasses.replace(rope, backwards=True))
-
-
 def _smollm3(config: HFConfig, **options: Any) -> ModelSpec:
     has_rope = rope_by_interval(config)
     slides = config.boolean("use_sliding_window", False) and config.integer("sliding_window", null=0) > 0
@@ -240,14 +227,11 @@ def _stablelm(config: HFConfig) -> ModelSpec:
     )
 
 
-def _hyperclovax(config: HFConfig) -> ModelSpec:
+def _own_scale(config: HFConfig) -> float:
+    """What scores are multiplied by: Llama's factor unless the config says another."""
     head_dim = config.size("head_dim", config.size("hidden_size") // config.size("num_attention_heads"))
     scale = head_dim**-0.5
-    scale = config.number("attention_multiplier", scale, null=scale)
-    spec = granite_like(config.replace(attention_multiplier=scale), **FLAGS)
-    has_norms = config.boolean("use_post_norm", True)
-    spec = replace_layers(spec, lambda _: {"post_norm": has_norms})
-    return dataclasses.replace(spec, logit_scale=config.number("logits_scaling", 1.0))
+    return config.number("attention_multiplier", scale, null=scale)
 
 
 def _diffllama(config: HFConfig) -> ModelSpec:
@@ -350,9 +334,10 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     "granite": recipe(granite_like, defaults=dict(max_position_embeddings=2048), **FLAGS),
     # Granite SWA: Granite with sinks, three sliding layers to a full one, and a base of rope for each layer.
     "granite_swa": recipe(
-        partial(with_windows, granite_like),
+        granite_swa_like,
         defaults=dict(
-            num_key_value_heads=4, max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True,
+            sliding_window=128, num_key_value_heads=4, max_position_embeddings=8192, rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
         ),
         **FLAGS,
     ),
@@ -366,7 +351,9 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # HyperCLOVA X SEED: Granite with norms behind the blocks too, and logits that are multiplied; scores are scaled
     # as Llama's unless the config says otherwise.
     "hyperclovax": recipe(
-        _hyperclovax, defaults=dict(max_position_embeddings=2048),
+        granite_like, defaults=dict(max_position_embeddings=2048), attn=dict(scale=_own_scale),
+        layer=dict(residual_scale=number("residual_multiplier", 1.0), post_norm=flag("use_post_norm", True)),
+        logit_scale=number("logits_scaling", 1.0), **FLAGS,
     ),
     # InternLM 2 and 2.5: Llama under names of its own, q, k and v fused KV head by KV head.
     "internlm2": recipe(
@@ -424,7 +411,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # nanochat: squared ReLU, capped logits, norms without weights, also of the embeddings and of turned heads; rope
     # turns the other way.
     "nanochat": recipe(
-        _nanochat, defaults=dict(max_position_embeddings=2048, hidden_act="relu2"),
+        defaults=dict(max_position_embeddings=2048, hidden_act="relu2"), backwards=True,
         norm=partial(rms_norm, weight=False), qk_norm="head", attn=dict(norm_after_rope=True), mlp=PLAIN,
         embed_norm=True, logit_softcap=number("final_logit_softcapping", 15.0, null=0.0), **ATTN_FLAG,
     ),
@@ -449,8 +436,8 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # Persimmon: layer norms, on heads too, fused qkv, half of each head turned, relu squared, biases everywhere, as
     # many KV heads as heads.
     "persimmon": recipe(
-        lambda config, **options: llama_like(config.replace(num_key_value_heads=None, head_dim=None), **options),
         defaults=dict(max_position_embeddings=16384, hidden_act="relu2", partial_rotary_factor=0.5),
+        fixed=dict(num_key_value_heads=None, head_dim=None),
         names=megatron("self_attn"),
         qk_norm=lambda config: "head" if config.boolean("qk_layernorm", True) else None, norm=layer_norm, mlp=PLAIN,
         **_BIASES,

@@ -16,10 +16,10 @@ from .llama_like import (
     FULL,
     SLIDING,
     ByLayer,
+    layer_norm,
     llama_like,
     read_activation,
     read_rope,
-    replace_layers,
 )
 from .name_tables import IGNORE, name_table
 from .recipes import Recipe, recipe
@@ -95,17 +95,18 @@ def _eurobert(config: HFConfig) -> ModelSpec:
     return llama_like(config, rms_norm_eps=1e-5, kind="encoder", pooler=head)
 
 
-def _modernbert(config: HFConfig) -> ModelSpec:
-    """Every third layer sees all tokens, the others `local_attention` / 2 on either side."""
+def _modernbert(config: HFConfig, *, itself: int = 1, **options: Any) -> ModelSpec:
+    """Every third layer sees all tokens, the others `local_attention` / 2 on either side, and the one between if
+    itself is 1."""
     every = config.size("global_attn_every_n_layers", 3)
     kinds = config.texts("layer_types") or [SLIDING if i % every else FULL for i in range(config.num_layers())]
-    norm = NormSpec(kind="layer", eps=config.number("norm_eps"), bias=config.boolean("norm_bias", False))
+    norm = layer_norm(config, "norm_eps", bias=config.boolean("norm_bias", False))
     ropes = config.replace(
         rope_scaling=None,
         rope_parameters=_modernbert_ropes(config),
         head_dim=None,
         num_key_value_heads=None,
-        sliding_window=config.size("local_attention") // 2 + 1,
+        sliding_window=config.size("local_attention") // 2 + itself,
         tie_word_embeddings=False,
     )
     return llama_like(
@@ -115,12 +116,11 @@ def _modernbert(config: HFConfig) -> ModelSpec:
         norm=norm,
         attn_bias=flag("attention_bias"),
         mlp_bias=flag("mlp_bias"),
-        kind="encoder",
         embed_norm=True,
         max_position_embeddings=config.size("max_position_embeddings"),
-        pooler=_modernbert_head(config, norm),
         # The embedding's norm stands for that of the first attention.
         layer={"attn_pre_norm": ByLayer(i > 0 for i in range(len(kinds)))},
+        **{"kind": "encoder", "pooler": _modernbert_head(config, norm), **options},
     )
 
 
@@ -142,20 +142,20 @@ def _modernbert_ropes(config: HFConfig) -> Mapping[str, Any]:
 
 def _modernbert_decoder(config: HFConfig) -> ModelSpec:
     """A window is `local_attention` / 2 tokens, the last one included."""
-    spec = dataclasses.replace(_modernbert(config.replace(architectures=None)), kind="decoder")
+    size = config.size("hidden_size")
     transform = DenseSpec(
         name="lm_head_dense",
-        in_features=spec.hidden_size,
-        out_features=spec.hidden_size,
+        in_features=size,
+        out_features=size,
         bias=config.boolean("classifier_bias", False),
         activation=read_activation(config, "classifier_activation"),
-        norm=spec.norm,
+        norm=layer_norm(config, "norm_eps", bias=config.boolean("norm_bias", False)),
     )
-    return dataclasses.replace(
-        replace_layers(
-            spec,
-            lambda layer: {"attn": dataclasses.replace(layer.attn, window=max(layer.attn.window - 1, 0))},
-        ),
+    return _modernbert(
+        config,
+        itself=0,
+        kind="decoder",
+        pooler=None,
         head_transform=transform,
         lm_head_bias=config.boolean("decoder_bias", True),
         tie_word_embeddings=config.boolean("tie_word_embeddings", True),

@@ -143,11 +143,8 @@ def _gpt_neo(config: HFConfig) -> ModelSpec:
     )
 
 
-def _bloom(config: HFConfig) -> ModelSpec:
-    stream = (1.0, 1.0) if config.boolean("apply_residual_connection_post_layernorm", False) else None
-    config = config.replace(hidden_act="gelu_new", intermediate_size=_four_times(config))
-    attn = {"alibi_max_bias": 8.0}
-    return gpt_like(config, norm=_EPSILON, attn=attn, layer={"stream_scales": stream}, embed_norm=True)
+def _bloom_scales(config: HFConfig) -> tuple[float, float] | None:
+    return (1.0, 1.0) if config.boolean("apply_residual_connection_post_layernorm", False) else None
 
 
 def _mpt(config: HFConfig) -> ModelSpec:
@@ -244,13 +241,14 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     # BLOOM: ALiBi, normalised embeddings, fused qkv, biases everywhere. Any length could be served; `seq_length` is
     # what training saw.
     "bloom": recipe(
-        _bloom,
+        gpt_like,
         keys=dict(
             hidden_size="n_embed", num_hidden_layers="n_layer", num_attention_heads="n_head",
             max_position_embeddings="seq_length",
         ),
         defaults=dict(max_position_embeddings=2048, tie_word_embeddings=True),
-        names=partial(gpt_names, _QKV),
+        fixed=dict(hidden_act="gelu_new", intermediate_size=_four_times), names=partial(gpt_names, _QKV),
+        norm=_EPSILON, attn=dict(alibi_max_bias=8.0), layer=dict(stream_scales=_bloom_scales), embed_norm=True,
     ),
     # ChatGLM 2 and 3, and GLM-4 9B as first published: GLM under Megatron's names.
     "chatglm": recipe(

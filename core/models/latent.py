@@ -27,9 +27,14 @@ def latent_like(
         norm=NormSpec(eps=1e-6),  # whatever the config says of other norms
         bias=bias,
     )
-    attn = {"num_kv_heads": 1, "head_dim": rank + rope_dim, "scale": (nope_dim + rope_dim) ** -0.5, "latent": latent}
-    options = {"attn": {**attn, "o_bias": bias}, "in_pairs": read(pairs, config), **options}
-    spec = llama_like(config, rms_norm_eps=rms_norm_eps, **options)
+    attn: dict[str, Any] = {
+        "num_kv_heads": 1,
+        "head_dim": rank + rope_dim,
+        "scale": (nope_dim + rope_dim) ** -0.5,
+        "latent": latent,
+    }
+    attn |= {"o_bias": bias, **options.pop("attn", {})}
+    spec = llama_like(config, rms_norm_eps=rms_norm_eps, attn=attn, in_pairs=read(pairs, config), **options)
     rope = spec.layers[0].attn.rope
     if rope is not None and rope.scaling is not None and rope.scaling.mscale_all_dim and rope.scaling.factor > 1:
         # DeepSeek's YaRN scales scores, where others scale cosines and sines.

@@ -36,12 +36,9 @@ def _deepseek_v2(config: HFConfig) -> ModelSpec:
     return latent_like(config, moe=moe, is_sparse=sparse_after, mlp_bias=flag("mlp_bias"))
 
 
-def _deepseek_v32(config: HFConfig) -> ModelSpec:
+def _index_length(config: HFConfig) -> int:
     """Up to `index_topk` tokens the index names them all, and it is not read: that is how far the context goes."""
-    config = config.replace(rope_interleave=True, layer_types=None)
-    spec = latent_like(config, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=3))
-    longest = min(spec.max_position_embeddings, config.size("index_topk", 2048))
-    return dataclasses.replace(spec, max_position_embeddings=longest)
+    return min(config.size("max_position_embeddings"), config.size("index_topk", 2048))
 
 
 def _axk1_layers(config: HFConfig) -> Sequence[bool]:
@@ -89,13 +86,9 @@ def _longcat_names() -> NameTable:
     return dataclasses.replace(names, layers_of_one=2)
 
 
-def _mistral4(config: HFConfig) -> ModelSpec:
+def _whole_rope(config: HFConfig) -> Mapping[str, Any]:
     """Rotary parameters may count the values that turn among all of a head; they are qk_rope_head_dim."""
-    rope = {**config.rope_parameters().values, "partial_rotary_factor": 1.0}
-    config = config.replace(rope_scaling=None, rope_parameters=rope)
-    moe = read_deepseek_experts(config, score="softmax", has_correction=False)
-    spec = latent_like(config, moe=moe, is_sparse=sparse_after)
-    return replace_attention(spec, **{name: value(config) for name, value in GROWTH.items()})
+    return {**config.rope_parameters().values, "partial_rotary_factor": 1.0}
 
 
 LATENT_FAMILIES: Mapping[str, Recipe] = {
@@ -127,7 +120,9 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
     ),
     # DeepSeek-V3.2 and GLM-5: DeepSeek-V3 with an index of the tokens that attention sees, `index_topk` at most.
     "deepseek_v32": recipe(
-        _deepseek_v32, defaults=dict(**_DEEPSEEK, max_position_embeddings=163840),
+        latent_like, defaults=dict(**_DEEPSEEK, max_position_embeddings=163840),
+        fixed=dict(rope_interleave=True, layer_types=None), moe=read_deepseek_experts,
+        is_sparse=partial(sparse_after, default=3), max_position_embeddings=_index_length,
         ignore=(r"\.self_attn\.indexer\.",),
     ),
     # GLM-4.7-Flash: latent attention and DeepSeek-V3's experts; the first layer is dense unless listed otherwise.
@@ -171,7 +166,7 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
     ),
     # Mistral Small 4: DeepSeek-V3 with softmax scores, whose queries grow with the position.
     "mistral4": recipe(
-        _mistral4,
+        latent_like, fixed=dict(rope_scaling=None, rope_parameters=_whole_rope),
         defaults=dict(
             max_position_embeddings=1048576, moe_intermediate_size=2048, n_shared_experts=1, n_routed_experts=128,
             kv_lora_rank=256, q_lora_rank=1024, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=64,
@@ -181,6 +176,8 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
                 beta_fast=32.0, beta_slow=1.0, mscale_all_dim=1.0, mscale=1.0, llama_4_scaling_beta=0.1,
             ),
         ),
+        moe=partial(read_deepseek_experts, score="softmax", has_correction=False), is_sparse=sparse_after,
+        attn=GROWTH,
     ),
     # Youtu-LLM: latent attention in a dense model.
     "youtu": recipe(

@@ -63,6 +63,7 @@ def llama_like(
     mlp_bias: Read[bool] = False,
     qk_norm: Read[NormOver | None] = None,
     in_pairs: bool = False,
+    backwards: bool = False,
     has_rope: Read[Literal["all", "none", "sliding"] | Sequence[bool]] = "all",
     moe: Read[MoeSpec | None] = None,
     is_sparse: Read[Sequence[bool]] = (),
@@ -79,9 +80,9 @@ def llama_like(
     FULL or SLIDING for each layer, SLIDING taking the config's `sliding_window`; empty: all full. norm: other norms.
     attn_bias: on all four projections of attention; qkv_bias: on query, key and value; mlp_bias: on those of
     feed-forward blocks. qk_norm: query and key are normalised as the stream is, over that. in_pairs: rope turns
-    neighbours, as GPT-J's. has_rope: which layers turn heads. moe: experts in the place of feed-forward blocks, in
-    all layers or where is_sparse says so; mixer, is_recurrent: likewise a recurrence in that of attention. attn, mlp,
-    layer, model: fields of the specs of layers, for all or `ByLayer`, and of the model.
+    neighbours, as GPT-J's; backwards: the other way. has_rope: which layers turn heads. moe: experts in the place of
+    feed-forward blocks, in all layers or where is_sparse says so; mixer, is_recurrent: likewise a recurrence in that
+    of attention. attn, mlp, layer, model: fields of the specs of layers, for all or `ByLayer`, and of the model.
     Raises ModelError for a missing or impossible value.
     """
     config = config.with_defaults(**{activation_key: "silu"})
@@ -117,7 +118,8 @@ def llama_like(
     if isinstance(turns, str):
         turns = [turns == "all" or (turns == "sliding" and windows[kind] > 0) for kind in kinds]
     turned = {kind for kind, turn in zip(kinds, turns, strict=True) if turn}
-    ropes = {kind: read_rope(config, head_dim, kind, in_pairs) if kind in turned else None for kind in windows}
+    way = {"interleaved": in_pairs, "backwards": backwards}
+    ropes = {kind: read_rope(config, head_dim, kind, **way) if kind in turned else None for kind in windows}
     block: dict[str, Any] = {
         "intermediate_size": config.size("intermediate_size"),
         "activation": read_activation(config, activation_key),
@@ -257,8 +259,9 @@ def read_activation(config: HFConfig, key: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL, in_pairs: bool = False) -> RopeSpec:
-    """The rotary embedding of layers of one type. Raises ModelError for a type or a value it cannot serve."""
+def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL, **way: Any) -> RopeSpec:
+    """The rotary embedding of layers of one type. way: how it turns, see RopeSpec. Raises ModelError for a type or a
+    value it cannot serve."""
     parameters = config.rope_parameters(layer_type)
     kind, rotary_dim = parameters.text("rope_type"), int(head_dim * parameters.number("partial_rotary_factor"))
     heeds_factor = config.get("model_type") in TURN_A_PART or parameters.get("heeds_partial_rotary_factor")
@@ -266,15 +269,13 @@ def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL, in_pairs:
         rotary_dim = head_dim
     if kind == "proportional":
         scaling = RopeScaling(kind="proportional", factor=_factor(parameters, 1.0), num_turned=rotary_dim // 2)
-        return RopeSpec(
-            rotary_dim=head_dim, theta=parameters.number("rope_theta"), scaling=scaling, interleaved=in_pairs
-        )
+        return RopeSpec(rotary_dim=head_dim, theta=parameters.number("rope_theta"), scaling=scaling, **way)
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise ModelError(f"{parameters.file} rotate {rotary_dim} of {head_dim} values of a head; it must be even")
     return RopeSpec(
         rotary_dim=rotary_dim,
         theta=parameters.number("rope_theta"),
-        interleaved=in_pairs,
+        **way,
         scaling=_read_scaling(parameters, rotary_dim, config.integer("max_position_embeddings", 0)),
     )
 
@@ -292,50 +293,33 @@ def _context_length(config: HFConfig, ropes: Sequence[RopeSpec | None]) -> int:
 
 
 def _read_scaling(p: HFConfig, rotary_dim: int, max_position_embeddings: int) -> RopeScaling | None:
-    attention_factor = p.get("attention_factor")
-    match p.text("rope_type"):
-        case "default" | "mrope":  # positions in three directions are one number for text
-            return None
-        case "linear":
-            return RopeScaling(kind="linear", factor=_factor(p))
-        case "dynamic":
-            length = p.size("original_max_position_embeddings", max_position_embeddings or None)
-            return RopeScaling(kind="dynamic", factor=_factor(p), original_max_position_embeddings=length)
-        case "llama3":
-            return RopeScaling(
-                kind="llama3",
-                factor=_factor(p),
-                original_max_position_embeddings=p.size("original_max_position_embeddings"),
-                low_freq_factor=p.number("low_freq_factor"),
-                high_freq_factor=p.number("high_freq_factor"),
-            )
-        case "yarn":
-            length = p.size("original_max_position_embeddings")
-            return RopeScaling(
-                kind="yarn",
-                factor=_factor(p, max_position_embeddings / length),
-                original_max_position_embeddings=length,
-                beta_fast=p.number("beta_fast", 32.0) or 32.0,
-                beta_slow=p.number("beta_slow", 1.0) or 1.0,
-                mscale=p.number("mscale", 0.0),
-                mscale_all_dim=p.number("mscale_all_dim", 0.0),
-                attention_factor=None if attention_factor is None else p.number("attention_factor"),
-                truncate=p.boolean("truncate", True),
-            )
-        case "longrope" | "su":
-            length = p.size("original_max_position_embeddings")
-            return RopeScaling(
-                kind="longrope",
-                factor=_factor(p, max_position_embeddings / length),
-                original_max_position_embeddings=length,
-                attention_factor=None if attention_factor is None else p.number("attention_factor"),
-                short_factor=p.numbers("short_factor", rotary_dim // 2),
-                long_factor=p.numbers("long_factor", rotary_dim // 2),
-            )
+    kind: Any = {"su": "longrope", "mrope": "default"}.get(p.text("rope_type"), p.text("rope_type"))
+    if kind == "default":  # M-RoPE's positions in three directions are one number for text
+        return None
+    if kind == "linear":
+        return RopeScaling(kind=kind, factor=_factor(p))
+    length = p.size("original_max_position_embeddings", max_position_embeddings or None)
+    fields: dict[str, Any] = {}
+    match kind:
+        case "dynamic" | "llama3":
+            factor = _factor(p)
+        case "yarn" | "longrope":
+            factor, stated = _factor(p, max_position_embeddings / length), p.get("attention_factor")
+            fields["attention_factor"] = None if stated is None else p.number("attention_factor")
         case other:
             raise ModelError(
                 f"{p.file} have the type {other!r}; known are default, linear, dynamic, llama3, yarn and longrope"
             )
+    if kind == "llama3":
+        fields |= {name: p.number(name) for name in ("low_freq_factor", "high_freq_factor")}
+    elif kind == "longrope":
+        fields |= {name: p.numbers(name, rotary_dim // 2) for name in ("short_factor", "long_factor")}
+    elif kind == "yarn":
+        betas = (("beta_fast", 32.0), ("beta_slow", 1.0))
+        fields |= {name: p.number(name, default) or default for name, default in betas}
+        fields |= {name: p.number(name, 0.0) for name in ("mscale", "mscale_all_dim")}
+        fields["truncate"] = p.boolean("truncate", True)
+    return RopeScaling(kind=kind, factor=factor, original_max_position_embeddings=length, **fields)
 
 
 def _factor(p: HFConfig, *default: float) -> float:

@@ -18,10 +18,10 @@ from .dense_families import (
     cohere_like,
     exaone4_like,
     granite_like,
+    granite_swa_like,
     hunyuan_like,
     olmo2_like,
     root_of_size,
-    with_windows,
 )
 from .llama_like import (
     FULL,
@@ -213,11 +213,6 @@ def _flint_layers(config: HFConfig) -> Sequence[str]:
 def _qwen3_layers(config: HFConfig) -> Sequence[str]:
     slides = config.boolean("use_sliding_window", False) and config.integer("sliding_window", null=0) > 0
     return [SLIDING if slides else FULL] * config.num_layers()
-
-
-def _qwen3_vl(config: HFConfig) -> ModelSpec:
-    """Weights of the chosen experts always sum to one."""
-    return _qwen3_moe(config.replace(norm_topk_prob=True, use_sliding_window=False))
 
 
 def _glm4_moe(config: HFConfig) -> ModelSpec:
@@ -457,7 +452,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
     "granitemoeshared": recipe(_granite_moe, defaults=_GRANITE),
     # Granite SWA with experts: Granite MoE with what Granite SWA adds.
     "granitemoe_swa": recipe(
-        _granite_moe, defaults=_GRANITE, base=partial(with_windows, granite_like),
+        _granite_moe, defaults=dict(_GRANITE, sliding_window=128), base=granite_swa_like,
     ),
     # Hunyuan A13B: Hunyuan with experts and a shared one of the same size.
     "hunyuan_v1_moe": recipe(
@@ -564,7 +559,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
     ),
     # The language model of Qwen3-VL with experts: Qwen3-MoE with experts stored in one tensor a layer.
     "qwen3_vl_moe_text": recipe(
-        _qwen3_vl,
+        _qwen3_moe, fixed=dict(norm_topk_prob=True, use_sliding_window=False),
         defaults=dict(
             num_key_value_heads=16, max_position_embeddings=128000, rope_theta=500000.0, moe_intermediate_size=1408,
             num_experts=60, num_experts_per_tok=4, tie_word_embeddings=True,

@@ -25,6 +25,7 @@ def recipe(
     *,
     keys: Mapping[str, str] = NOTHING,
     defaults: Mapping[str, Any] = NOTHING,
+    fixed: Mapping[str, Any] = NOTHING,
     names: Mapping[str, str | Stored] | Callable[[], NameTable] = NOTHING,
     tensors: Mapping[str, str | Stored] = NOTHING,
     ignore: tuple[str, ...] = (),
@@ -34,13 +35,15 @@ def recipe(
     """The family that `reader` makes of its configs with these options.
 
     keys: Llama's keys of config.json -> those that this family's files have. defaults: what its config class assumes
-    where a file leaves a key out, values or functions of the config. names, tensors, ignore, renames: what differs
-    from Llama's names, as `llama_names` takes it; or a function that makes the table.
+    where a file leaves a key out, fixed: what holds whatever a file says, values or functions of the config. names,
+    tensors, ignore, renames: what differs from Llama's names, as `llama_names` takes it; or a function that makes the
+    table.
     """
 
     def to_spec(config: HFConfig) -> ModelSpec:
         config = config.alias(**keys)
-        return reader(config.with_defaults(**read_all(defaults, config)), **options)
+        config = config.with_defaults(**read_all(defaults, config))
+        return reader(config.replace(**read_all(fixed, config)), **options)
 
     table = names if callable(names) else partial(llama_names, names, tensors=tensors, ignore=ignore, renames=renames)
     return Recipe(to_spec=to_spec, names=table)
