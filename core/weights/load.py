@@ -16,6 +16,8 @@ from .names import INDEX, NameTable, Stored
 from .source import DTYPE_BYTES, HostTensor, LoadedParam, TensorInfo, WeightSource
 
 _MAX_LISTED = 5
+_PLACE = re.compile(r"\{[ijk]\}")
+"""Where a name of a table has a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +237,9 @@ class _Resolver:
         self.renamed = {name: _rename(name, table) for name in self.infos}
         for name, info in self.infos.items():
             self.by_name.setdefault(self.renamed[name], []).append(info)
-        self.table = table
         self.patterns = {_pattern(name) for name in self.by_name}
+        self.table = table
+        self.table = replace(table, entries={name: self.known(stored) for name, stored in table.entries.items()})
         self.used: set[str] = set()
         self.problems = _Problems()
         self.place = _place(list(self.infos.values()))
@@ -258,7 +261,7 @@ class _Resolver:
         if whole and whole.infos and in_parts:
             self.add_duplicate(param.name, [*whole.infos, *in_parts])
             return _Resolved(param, ())
-        is_whole = whole and (whole.infos or not has_parts or (not in_parts and self.likely(whole.stored)))
+        is_whole = whole and (whole.infos or not has_parts or (not in_parts and self.is_spelled(whole.stored.name)))
         if whole and is_whole:
             return _Resolved(param, self.take(param, whole, param.shape))
         pieces: list[_Piece] = []
@@ -301,7 +304,7 @@ class _Resolver:
                 beyond = (_Piece(info, stored, repeats=num_beyond),) if num_beyond > 0 else ()
                 return (_Piece(info, stored, share=share), *beyond)
             case ():
-                names = self.likely(found.stored) or (found.stored.name, *found.stored.also)
+                names = (found.stored.name, *found.stored.also)
                 self.problems.missing.append(_Problem(self.place, names[0], " or ".join(names)))
             case infos:
                 self.add_duplicate(found.canonical, infos)
@@ -309,16 +312,24 @@ class _Resolver:
 
     def find(self, name: str) -> tuple[TensorInfo, ...]:
         """The stored tensors called `name`, with and without the base prefix."""
-        prefix = self.table.base_prefix
-        spellings = [name]
-        if prefix:
-            spellings.append(name.removeprefix(prefix) if name.startswith(prefix) else prefix + name)
-        return tuple(info for spelling in spellings for info in self.by_name.get(spelling, ()))
+        return tuple(info for spelling in self.spellings(name) for info in self.by_name.get(spelling, ()))
 
-    def likely(self, stored: Stored) -> tuple[str, ...]:
-        """The spellings of a tensor that this checkpoint has for other layers, experts or heads."""
-        names = (stored.name, *stored.also)
-        return tuple(name for name in names if INDEX.search(name) and _pattern(name) in self.patterns)
+    def spellings(self, name: str) -> tuple[str, ...]:
+        """A name with and without the base prefix."""
+        prefix = self.table.base_prefix
+        other = name.removeprefix(prefix) if name.startswith(prefix) else prefix + name
+        return (name, other) if prefix else (name,)
+
+    def is_spelled(self, name: str) -> bool:
+        """True if the checkpoint has this name, for whatever layers, experts or heads."""
+        return any(_pattern(spelling) in self.patterns for spelling in self.spellings(name))
+
+    def known(self, stored: str | Stored) -> str | Stored:
+        """An entry with those of its spellings that this checkpoint has; with all if it has none."""
+        if not isinstance(stored, Stored) or not stored.also:
+            return stored
+        names = [name for name in (stored.name, *stored.also) if self.is_spelled(name)]
+        return replace(stored, name=names[0], also=tuple(names[1:])) if names else stored
 
     def add_duplicate(self, canonical: str, infos: Sequence[TensorInfo]) -> None:
         """Two or more stored tensors claim one parameter."""
@@ -398,8 +409,8 @@ def _rename(name: str, table: NameTable) -> str:
 
 
 def _pattern(name: str) -> str:
-    """A name without the numbers of layers, experts and heads."""
-    return INDEX.sub("0", name)
+    """A name, or one of a table, without the numbers of layers, experts and heads."""
+    return INDEX.sub("0", _PLACE.sub("0", name))
 
 
 def _count(problems: Sequence[_Problem]) -> str:
