@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .interpreter import round_to_nearest
 from .tuning import Tuning
 
 LAUNCHES: Counter[str] = Counter()
@@ -21,6 +22,8 @@ class Launcher:
     def __init__(self, tuning: Tuning, *, wide_dot: bool = False) -> None:
         self.tuning = tuning
         self.wide_dot = wide_dot
+        if wide_dot:
+            round_to_nearest()
 
     def warps(self, values: int) -> int:
         """Warps for a program that holds this many values."""

@@ -1,15 +1,13 @@
 """Paged attention and the KV cache against dense attention written in numpy float64, over poisoned blocks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.core.self_test import TOLERANCE
-
-from .op_checks import compare, to_array, to_numpy
+from .arrays import compare, to_array, to_numpy, to_slice
 from .registry import DTYPES, NotSupported, Subject, add_check
 from .values import LONG_SUMS, Value
 
@@ -22,6 +20,10 @@ DECODE = ((1, 1), (1, 16), (1, 33), (0, 20), (1, 1100), (1, 513))
 LONG = ((1, 5000), (2, 4300))
 """More keys than 4096, where counters and tables may end."""
 LONG_DECODE = ((1, 5000), (1, 4300))
+ALLOWED = {"float32": 1e-9, "float16": 5e-7, "bfloat16": 3e-5}
+"""Of what is summed in float32, a result has its own rounding and that of the weights of values alone."""
+MOST_POISONED = 512
+"""Blocks of which every slot is poisoned; of more, those that belong to a request."""
 MANY = tuple((1 + index % 3, 3 + 5 * index % 19) for index in range(70))
 """More requests than one tile, warp or register has lanes."""
 
@@ -53,6 +55,13 @@ class Variant:
     """blocks that a request has; a longer one reads some of them again and again. 0: as many as it needs"""
     has_bounds: bool = True
     """the caller knows the longest query and sequence"""
+    sink_size: float = 1.0
+    is_slice: bool = False
+    """query, key and value are parts of a split, whose rows may lie apart"""
+    spare_blocks: int = 4
+    """blocks that no request has"""
+    spare_columns: int = 1
+    """of the block table, behind the longest request's"""
     feature: str = ""
     requests: Sequence[tuple[int, int]] = RAGGED
 
@@ -68,7 +77,23 @@ VARIANTS = {
     "softcap": Variant(softcap=5.0, feature="softcap"),
     "edge_window": Variant(window=18, feature="sliding_window", requests=((1, 33), (1, 49), (1, 65), (2, 50))),
     "window_softcap": Variant(window=9, softcap=3.0, head_dim=32, feature="sliding_window"),
+    "window_of_one": Variant(window=1, feature="sliding_window"),
     "sinks": Variant(sinks=True, head_dim=64),
+    "large_sinks": Variant(sinks=True, sink_size=200.0),
+    "window_sinks": Variant(window=20, sinks=True, head_dim=64, feature="sliding_window"),
+    "window_sinks_decode": Variant(window=40, sinks=True, feature="sliding_window", requests=DECODE),
+    "softcap_sinks": Variant(softcap=2.0, sinks=True, feature="softcap"),
+    "window_alibi": Variant(window=20, alibi=True, feature="sliding_window"),
+    "softcap_large_scores": Variant(softcap=5.0, query_size=600.0, feature="softcap"),
+    "slices": Variant(is_slice=True, num_heads=6, num_kv_heads=3, head_dim=24),
+    "slices_decode": Variant(is_slice=True, num_heads=6, num_kv_heads=3, head_dim=24, requests=((1, 20), (1, 40))),
+    "empty_requests": Variant(requests=((0, 0), (0, 20), (3, 20), (0, 0), (1, 1), (5, 37), (0, 33), (0, 0))),
+    "wide_table": Variant(spare_columns=90),
+    "wide_table_decode": Variant(spare_columns=90, requests=DECODE),
+    "many_blocks": Variant(num_heads=2, num_kv_heads=1, spare_blocks=2100, requests=((1, 2500), (3, 40))),
+    "blocks_of_64": Variant(block_size=64),
+    "heads_of_80_decode": Variant(num_heads=6, num_kv_heads=2, head_dim=80, requests=((1, 20), (1, 40))),
+    "wide_heads_decode": Variant(num_heads=8, num_kv_heads=2, head_dim=256, requests=((1, 20), (1, 40))),
     "alibi": Variant(alibi=True),
     "decode": Variant(num_heads=6, num_kv_heads=2, head_dim=32, requests=DECODE),
     "decode_sinks": Variant(sinks=True, num_heads=6, num_kv_heads=2, requests=DECODE),
@@ -98,6 +123,15 @@ VARIANTS = {
     "unknown_lengths": Variant(has_bounds=False),
     "blocks_of_32": Variant(block_size=32),
     "int8_cache": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, head_dim=64),
+    "int8_cache_of_all_terms": Variant(
+        kv_dtype="int8",
+        head_dim=128,
+        window=20,
+        softcap=3.0,
+        sinks=True,
+        alibi=True,
+        feature="sliding_window",
+    ),
     "int8_cache_decode": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, window=530, requests=DECODE),
 }
 
@@ -182,7 +216,7 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     counts = np.array([count for count, _ in variant.requests], np.int32)
     needed = -(-lens // size)
     kept = np.minimum(needed, variant.max_blocks or needed)
-    num_blocks = int(kept.sum()) + 5
+    num_blocks = int(kept.sum()) + 1 + variant.spare_blocks
     cache = ops.new_kv_cache(
         num_blocks=num_blocks,
         block_size=size,
@@ -195,20 +229,13 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     def activation(size: float, *shape: int) -> Value:
         return Value("activation", np.float32(size) * rng.standard_normal(shape).astype(np.float32))
 
-    # Every slot starts as NaN: reading one that was never written shows in the result.
-    every_slot = np.arange(num_blocks * size, dtype=np.int32)
-    poison = to_array(
-        ops, Value("activation", np.full((len(every_slot), kv_heads, head_dim), np.nan, np.float32)), dtype
-    )
-    cache = ops.write_kv(cache, poison, poison, ops.to_device(every_slot))
-
     # Blocks at random, the table padded with -1; blocks that left the window are stale.
     # The longest request begins in the last block: -1 must not be taken for the last slot either.
     ids = rng.permutation(np.arange(1, num_blocks))
     first = int(kept[: lens.argmax()].sum())
     last = int(ids.argmax())
     ids[[first, last]] = ids[[last, first]]
-    table = np.full((len(lens), int(needed.max()) + 1), -1, np.int32)
+    table = np.full((len(lens), int(needed.max()) + variant.spare_columns), -1, np.int32)
     slots, places = [], []  # of what is stored, and where each position of a request lies in it
     num_stored = 0
     for row, (seq_len, blocks, count) in enumerate(zip(lens, needed, kept, strict=True)):
@@ -219,13 +246,24 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
         slots.append((own[stored // size] * size + stored % size).astype(np.int32))
         places.append(num_stored + turns[positions // size] * size + positions % size)
         num_stored += len(stored)
-    key, value = (to_array(ops, activation(variant.kv_size, num_stored, kv_heads, head_dim), dtype) for _ in range(2))
+    # Every slot is NaN first: reading one that was never written shows in the result.
+    owned = np.arange(num_blocks) if num_blocks <= MOST_POISONED else np.append(np.unique(table[table >= 0]), ids[0])
+    every_slot = (owned[:, None] * size + np.arange(size)).astype(np.int32).ravel()
+    poison = to_array(
+        ops, Value("activation", np.full((len(every_slot), kv_heads, head_dim), np.nan, np.float32)), dtype
+    )
+    cache = ops.write_kv(cache, poison, poison, ops.to_device(every_slot))
+    stored_kv = [activation(variant.kv_size, num_stored, kv_heads, head_dim) for _ in range(2)]
     if variant.is_mean:
-        value = to_array(ops, Value("activation", rng.random((num_stored, kv_heads, head_dim), np.float32)), dtype)
+        stored_kv[1] = Value("activation", rng.random((num_stored, kv_heads, head_dim), np.float32))
+    for array in (part.array for part in stored_kv if variant.kv_dtype):
+        array[::7] = 0  # of which no scale can be made
+    key, value = (to_array(ops, part, dtype) for part in stored_kv)
     all_slots = np.concatenate(slots)
     order = rng.permutation(len(all_slots)).astype(np.int32)
-    shuffle = ops.to_device(order)
-    cache = ops.write_kv(cache, ops.gather(key, shuffle), ops.gather(value, shuffle), ops.to_device(all_slots[order]))
+    new = [replace(part, array=part.array[order]) for part in stored_kv]
+    keys, values = ((to_slice if variant.is_slice else to_array)(ops, part, dtype) for part in new)
+    cache = ops.write_kv(cache, keys, values, ops.to_device(all_slots[order]))
     # Padding: a slot of -1 must not land in a block that someone owns.
     padding = to_array(ops, Value("activation", np.full((3, kv_heads, head_dim), np.nan, np.float32)), dtype)
     cache = ops.write_kv(cache, padding, padding, ops.to_device(np.full(3, -1, np.int32)))
@@ -234,8 +272,9 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
             stale = max(0, seq_len - count - variant.window + 1) // size
             table[row, :stale] = ids[0]
 
-    query = to_array(ops, activation(variant.query_size, int(counts.sum()), heads, head_dim), dtype)
-    sinks = rng.standard_normal(heads).astype(np.float32) if variant.sinks else None
+    asked = activation(variant.query_size, int(counts.sum()), heads, head_dim)
+    query = (to_slice if variant.is_slice else to_array)(ops, asked, dtype)
+    sinks = np.float32(variant.sink_size) * rng.standard_normal(heads, np.float32) if variant.sinks else None
     slopes = (0.5 ** np.arange(1, heads + 1)).astype(np.float32) if variant.alibi else None
     relative = rng.standard_normal((32, heads)).astype(np.float32) if variant.relative else None
     reach = [_reach(rng, count, seq_len) for count, seq_len in variant.requests] if variant.reach else []
@@ -262,7 +301,7 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     if variant.kv_dtype:
         k, v = rounded_rows(k), rounded_rows(v)
     expected = _expected(variant, q, k, v, scale, sinks, slopes, relative, reach)
-    allowed = (LONG_SUMS if variant.is_mean else TOLERANCE)[dtype]
+    allowed = (LONG_SUMS if variant.is_mean else ALLOWED)[dtype]
     error = compare(to_numpy(ops, result), expected, allowed, "attention")
     return f"{len(lens)} requests, error {error:.1e}, allowed {allowed:.0e}"
 

@@ -1,6 +1,9 @@
 """Inputs of the ops that choose experts."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
 
 from .values import ROWS, Case, Rng, normal32, whole
 
@@ -37,3 +40,20 @@ def route_experts(rng: Rng) -> Iterator[Case]:
             ),
         ):
             yield Case(f"{what}, {rows} tokens", [logits, *more], kwargs, exact_inputs=True)
+    yield from _many_experts(rng)
+
+
+def _many_experts(rng: Rng) -> Iterator[Case]:
+    """As many as DeepSeek-V3 has, in groups and without; scores that are far apart, small, and moved."""
+    logits, correction = normal32(rng, 9, 256), normal32(rng, 256)
+    groups = {"score": "sigmoid", "num_groups": 8, "num_groups_per_token": 4, "weight_scale": 2.5}
+    for what, args, kwargs in (
+        ("softmax of 256", (logits,), {}),
+        ("sigmoid of 256", (logits, correction), {"score": "sigmoid"}),
+        ("softmax of 256, corrected", (logits, correction), {"renormalize": False}),
+        ("groups of 256", (logits, correction), groups),
+        ("groups, all corrected below 0", (logits, replace(correction, array=correction.array - 9)), groups),
+        ("large logits", (replace(logits, array=logits.array * np.float32(4) + np.float32(300)),), {}),
+        ("small scores", (replace(logits, array=logits.array - np.float32(20)),), {"score": "sigmoid"}),
+    ):
+        yield Case(what, args, {"num_experts_per_token": 8, **kwargs}, exact_inputs=True)

@@ -1,7 +1,7 @@
 """Sizes of real models that the cases of an op do not have: large vocabularies, many experts, wide rows."""
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -9,9 +9,12 @@ from headrace.core.ops import OpTable
 from headrace.core.self_test import TOLERANCE
 from headrace.core.weights.source import HostTensor
 
-from .op_checks import compare, to_array, to_numpy, wide_copy
+from .arrays import compare, to_array, to_numpy, wide_copy
 from .registry import DTYPES, Subject, add_check, need_definitions
 from .values import LONG_SUMS, HostArray, Rng, Value, normal, normal32, whole
+
+if TYPE_CHECKING:
+    import torch
 
 VOCAB_SIZE = 70_001
 """More rows than 16 bits count."""
@@ -98,12 +101,63 @@ def _check_many_experts(dtype: str, subject: Subject) -> str:
     return f"{per_token} of {NUM_EXPERTS}"
 
 
+def _check_narrow_sums(dtype: str, subject: Subject) -> str:
+    need_definitions()
+    import torch
+
+    ops, rng, narrow = subject.ops(dtype), np.random.default_rng(0), getattr(torch, dtype)
+
+    def positive(*shape: int) -> HostArray:
+        return rng.random(shape, np.float32)
+
+    def given(*shape: int) -> tuple[Any, "torch.Tensor"]:
+        array = to_array(ops, Value("activation", positive(*shape)), dtype)
+        return array, wide_copy(ops, array, torch.float64)
+
+    def stacked(count: int, rows: int, columns: int) -> tuple[Any, "torch.Tensor"]:
+        values = positive(count * rows, columns) / np.float32(columns)
+        packed = ops.pack_stacked([_tensor(values)], num_stacked=count, dtype=dtype, device=subject.place)
+        return packed, torch.from_numpy(values).to(narrow).double().view(count, rows, columns)
+
+    worst, allowed = 0.0, LONG_SUMS[dtype]
+
+    def same(what: str, got: Any, want: "torch.Tensor") -> None:
+        nonlocal worst
+        worst = max(worst, compare(to_numpy(ops, got), want.numpy(), allowed, what))
+
+    x, wide = given(5, 64)
+    (up, wide_up), (down, wide_down) = stacked(3, 2 * 2048, 64), stacked(3, 64, 2048)
+    routes = [Value("float32", positive(5, 2)), whole([[0, 2], [1, 0], [2, 1], [0, 1], [2, 0]])]
+    chosen = [to_array(ops, value, dtype) for value in routes]
+    weights, experts = (wide_copy(ops, array, torch.float64) for array in chosen)
+    want = OpTable.grouped_experts(wide, weights, experts, wide_up, wide_down)
+    same("grouped_experts", ops.grouped_experts(x, chosen[0], chosen[1], up, down), want)
+    heads, wide_heads = stacked(2, 512 + 24, 512)
+    x, wide = given(5, 2, 512)
+    same("absorb_keys", ops.absorb_keys(x, heads), OpTable.absorb_keys(wide, wide_heads))
+    got = ops.expand_values(x, heads, v_head_dim=24)
+    same("expand_values", got, OpTable.expand_values(wide, wide_heads, v_head_dim=24))
+    x, wide = given(900, 65)
+    ranges = [ops.to_device(np.array(places, np.int32)) for places in ([0, 7], [900, 800])]
+    wide_ranges = [wide_copy(ops, array, torch.float64) for array in ranges]
+    same("mean_rows", ops.mean_rows(x, *ranges), OpTable.mean_rows(wide, *wide_ranges))
+    (query, wide_query), (key, wide_key), (value, wide_value) = (given(900, 2, 32) for _ in range(3))
+    starts = ops.to_device(np.array([0, 700, 900], np.int32))
+    want = OpTable.encoder_attention(
+        wide_query, wide_key, wide_value, wide_copy(ops, starts, torch.float64), scale=1e-3
+    )
+    same("encoder_attention", ops.encoder_attention(query, key, value, starts, scale=1e-3), want)
+    return f"5 ops, worst error {worst:.1e}, allowed {allowed:.0e}"
+
+
 def _register() -> None:
     for dtype in DTYPES:
         meaning = "rows and products of a vocabulary of more than 65536 tokens, against float64"
         add_check(f"ops.vocabulary.{dtype}", meaning, partial(_check_vocabulary, dtype))
         meaning = "norms of wide rows, whose sums of squares of one sign a narrow sum would lose, against float64"
         add_check(f"ops.wide_rows.{dtype}", meaning, partial(_check_wide_rows, dtype))
+        meaning = "experts, heads of latents, means and attention whose sums of one sign a narrow sum would lose"
+        add_check(f"ops.narrow_sums.{dtype}", meaning, partial(_check_narrow_sums, dtype))
         meaning = "a mixture of 8 of 72 experts, the last ones too, against the definition"
         add_check(f"ops.many_experts.{dtype}", meaning, partial(_check_many_experts, dtype))
 

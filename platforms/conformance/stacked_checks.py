@@ -9,7 +9,7 @@ from headrace.core.ops import OpTable
 from headrace.core.self_test import TOLERANCE
 from headrace.core.weights.source import HostTensor
 
-from .op_checks import compare, to_array, to_numpy, wide_copy
+from .arrays import compare, to_array, to_numpy, to_slice, wide_copy
 from .registry import DTYPES, Subject, add_check, need_definitions
 from .values import HostArray, Rng, normal, normal32, whole
 
@@ -22,6 +22,7 @@ EXPERTS: tuple[dict[str, Any], ...] = (
     {"partial": True, "bias": True},
     {"gated": False, "activation": "relu2"},
     {"many": True},
+    {"twice": True},
 )
 """What mixtures may ask for: keywords of the op, biases, and more tokens than a tile of one expert holds."""
 
@@ -41,7 +42,7 @@ def _check_experts(dtype: str, subject: Subject) -> str:
     num_experts, hidden, size, per_token = 6, 40, 24, 2
     worst, count = 0.0, 0
     for options in EXPERTS:
-        kwargs = {name: value for name, value in options.items() if name not in ("bias", "many")}
+        kwargs = {name: value for name, value in options.items() if name not in ("bias", "many", "twice")}
         packed, exact = [], []
         inner = size if options.get("gated") is False else 2 * size
         for rows, columns in ((inner, hidden), (hidden, size)):
@@ -54,8 +55,11 @@ def _check_experts(dtype: str, subject: Subject) -> str:
             chosen[: num_tokens // 2] = (5, 0)  # most tokens on two experts, some experts without any
             if options.get("partial"):
                 chosen[rng.random(chosen.shape) < 0.4] = num_experts
-            given = [normal(rng, num_tokens, hidden), normal32(rng, num_tokens, per_token), whole(chosen)]
-            x, weights, experts = (to_array(ops, value, dtype) for value in given)
+            factors = normal32(rng, num_tokens, per_token)
+            if options.get("twice"):  # as `part_identities` leaves a token that has expert 0, too
+                chosen[::2], factors.array[::4, 1], factors.array[2::4, 0] = 0, 0.0, 0.0
+            x = to_slice(ops, normal(rng, num_tokens, hidden), dtype)
+            weights, experts = (to_array(ops, value, dtype) for value in (factors, whole(chosen)))
             extra = [to_array(ops, bias, dtype) for bias in biases]
             got = ops.grouped_experts(x, weights, experts, *packed, *extra, **kwargs)
             want = OpTable.grouped_experts(
@@ -81,7 +85,7 @@ def _check_latents(dtype: str, subject: Subject) -> str:
     exact = torch.from_numpy(values).to(getattr(torch, dtype)).double()
     worst = 0.0
     for num_tokens in (0, 1, 17):
-        query, latents = (to_array(ops, normal(rng, num_tokens, heads, size), dtype) for size in (nope_dim, rank))
+        query, latents = (to_slice(ops, normal(rng, num_tokens, heads, size), dtype) for size in (nope_dim, rank))
         for what, got, want in (
             (
                 "absorb_keys",

@@ -31,6 +31,11 @@ def selective_scan(rng: Rng) -> Iterator[Case]:
             state = replace(normal32(rng, NUM_SLOTS, heads, dim, size), is_mutable=True)
             kwargs = {"dt_min": 0.1, "dt_max": 1.5, "max_query_len": most}
             yield Case(what, [*values, a_log, normal32(rng, heads), normal32(rng, heads), state, *rows], kwargs)
+            if dim > 1 and most == 1:
+                far = replace(values[1], array=values[1].array * np.float32(60))
+                vectors = [normal32(rng, heads) for _ in range(3)]
+                args = [values[0], far, *values[2:], *vectors, state, *rows]
+                yield Case("steps far from 0", args, {"max_query_len": most})
 
 
 def gated_delta(rng: Rng) -> Iterator[Case]:
@@ -50,6 +55,10 @@ def gated_delta(rng: Rng) -> Iterator[Case]:
             state = replace(normal32(rng, NUM_SLOTS, heads, key_dim, dim), is_mutable=True)
             kwargs = {"beta_scale": min(float(decays), 2.0), "max_query_len": most}
             yield Case(what, [*values, normal32(rng, heads), normal32(rng, heads * decays), state, *rows], kwargs)
+            if decays == 1 and most == 1:
+                values[:2] = [replace(value, array=value.array * np.float32(3e-4)) for value in values[:2]]
+                args = [*values, normal32(rng, heads), normal32(rng, heads), state, *rows]
+                yield Case("short keys", args, {"max_query_len": most})
 
 
 def wkv(rng: Rng) -> Iterator[Case]:
@@ -68,14 +77,15 @@ def wkv(rng: Rng) -> Iterator[Case]:
 def _batches(rng: Rng) -> Iterator[tuple[str, list[Value], int]]:
     """(name, query_start_loc, from_slots and to_slots, max_query_len). In the last two batches a row's last state
     takes the place of the one that it began with; in the others no slot is both read and written."""
-    for what, counts, most in (
-        ("mixed rows", (5, 1, 0, 33, 2), 0),
-        ("the last state of each row", (5, 1, 0, 33, 2), 0),
-        ("a long row", (150, 3), 150),
-        ("one token a row", (1,) * 7, 1),
+    for what, counts, most, columns in (
+        ("mixed rows", (5, 1, 0, 33, 2), 0, 3),
+        ("the last state of each row", (5, 1, 0, 33, 2), 0, 1),
+        ("a long row", (150, 3), 150, 1),
+        ("one token a row", (1,) * 7, 1, 2),
     ):
         starts = np.cumsum([0, *counts])
-        before = np.array([[-1 if r % 3 == 0 else 1 + r] for r in range(len(counts))])
+        # What lies in further columns means nothing.
+        before = np.array([[-1 if r % 3 == 0 else 1 + r, 17, -1][:columns] for r in range(len(counts))])
         kept = 20 + rng.permutation(NUM_SLOTS - 20)[: starts[-1]]
         if what.startswith("the last"):
             kept[~np.isin(np.arange(starts[-1]), starts[1:] - 1)] = -1

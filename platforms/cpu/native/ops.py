@@ -302,7 +302,7 @@ class _Call:
         if len(self._loaded) < self._num_values and argument.ndim > 1:
             return self._load(argument)
         if self._op == "place_rows":
-            self._images = argument
+            self._images = np.ascontiguousarray(argument)
             return RowsRef(column=0, cols=argument.shape[1])
         name = f"vector {len(self._vectors)}"
         self._vectors[name] = argument
