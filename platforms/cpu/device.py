@@ -96,7 +96,7 @@ class NativeDevice(Device):
         return quantize_rows
 
     def describe(self) -> Mapping[str, str]:
-        """Instruction set, threads, and the cgroup's memory limit if there is one."""
+        """Instruction set, threads, and the limit on memory if there is one."""
         limit = memory_limit()
         return {
             "isa": self.isa,

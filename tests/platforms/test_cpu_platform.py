@@ -150,6 +150,41 @@ def test_a_limit_above_the_machine_is_none(tmp_path: Path) -> None:
     assert (host_memory(tmp_path).total_bytes, memory_limit(tmp_path)) == (16 * GIB, None)
 
 
+LIMITS = (
+    "Limit                     Soft Limit           Hard Limit           Units     \n"
+    "Max cpu time              unlimited            unlimited            seconds   \n"
+    "Max data size             {data:<20} unlimited            bytes     \n"
+    "Max address space         {space:<20} unlimited            bytes     \n"
+)
+
+
+@pytest.mark.parametrize(
+    ("space", "data", "total", "free"),
+    [("unlimited", "unlimited", 16, 10), (4 * GIB, "unlimited", 4, 3), (4 * GIB, 3 * GIB, 3, 2.5), (GIB, GIB, 1, 0)],
+)
+def test_limits_of_the_process(tmp_path: Path, space: int | str, data: int | str, total: int, free: float) -> None:
+    status = f"VmSize:\t{GIB // 1024} kB\nVmRSS:\t2048 kB\nVmData:\t{GIB // 2048} kB\n"
+    write(tmp_path, {"proc/self/limits": LIMITS.format(space=space, data=data), "proc/self/status": status})
+    memory = host_memory(tmp_path)
+    assert (memory.total_bytes, memory.free_bytes, memory.used_bytes) == (total * GIB, free * GIB, 2 << 20)
+    assert memory_limit(tmp_path) == (None if total == 16 else total * GIB)
+
+
+def test_a_batch_system_limits_the_address_space() -> None:
+    """`ulimit -v`: what is said to be free can be allocated, and no more."""
+    program = (
+        "import mmap, resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "from headrace.platforms.cpu.memory import host_memory, memory_limit\n"
+        "free = host_memory().free_bytes\n"
+        "mmap.mmap(-1, free - (8 << 20)).close()\n"
+        "try:\n    mmap.mmap(-1, free + (8 << 20))\n"
+        "except OSError:\n    print('full', memory_limit())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"full {3 << 30}\n", done.stderr
+
+
 @pytest.mark.parametrize(
     ("path", "mount"),
     [
