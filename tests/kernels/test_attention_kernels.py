@@ -91,7 +91,7 @@ class Case:
         stored = [as_stored(self.kit, wide(a), self.cache_dtype) for a in (self.keys[s], self.values[s])]
         k, v = (np.repeat(a, group, 1) for a in stored)
         n = self.seq_lens[s]
-        scores = np.einsum("qhd,khd->hqk", wide(self.queries[s]), k) * self.head_dim**-0.5
+        scores = np.einsum("qhd,khd->hqk", wide(self.queries[s]), k, optimize=True) * self.head_dim**-0.5
         cap = self.options.get("softcap", 0)
         if cap:
             scores = cap * np.tanh(scores / cap)
@@ -107,7 +107,7 @@ class Case:
         sinks = self.options.get("sinks")
         if sinks is not None:
             total = total + np.exp(sinks.astype(np.float64)[:, None, None] - top)
-        result: Array = np.einsum("hqk,khd->qhd", weights / total, v)
+        result: Array = np.einsum("hqk,khd->qhd", weights / total, v, optimize=True)
         return result
 
 

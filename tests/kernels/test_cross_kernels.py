@@ -185,8 +185,8 @@ def test_attention(kit: Any, driver: Path, tier: str) -> None:
 def causal_attention(query: Array, key: Array, value: Array) -> Array:
     """In float64, scores times 1 / 8."""
     group = query.shape[1] // key.shape[1]
-    scores = np.einsum("qhd,khd->hqk", query, np.repeat(key, group, 1)) / 8
+    scores = np.einsum("qhd,khd->hqk", query, np.repeat(key, group, 1), optimize=True) / 8
     scores = np.where(np.tri(len(query), dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
-    return np.asarray(np.einsum("hqk,khd->qhd", weights, np.repeat(value, group, 1)))
+    return np.asarray(np.einsum("hqk,khd->qhd", weights, np.repeat(value, group, 1), optimize=True))

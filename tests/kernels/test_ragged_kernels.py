@@ -42,7 +42,7 @@ def oracle(
     """One request in float64. bias: [queries, keys, heads]."""
     group = q.shape[1] // k.shape[1]
     wide, keys, values = kit.to_float64(q), *(np.repeat(kit.to_float64(a), group, 1) for a in (k, v))
-    scores = np.einsum("qhd,khd->hqk", wide, keys) * scale
+    scores = np.einsum("qhd,khd->hqk", wide, keys, optimize=True) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     if bias is not None:
@@ -51,7 +51,7 @@ def oracle(
     if window:
         scores = np.where(np.abs(distance) >= window, -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    result: Array = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values)
+    result: Array = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), values, optimize=True)
     return result
 
 
