@@ -182,12 +182,12 @@ def turn_by_axes(config: HFConfig, spec: ModelSpec, interleaves: bool) -> ModelS
             return {}
         count = rope.rotary_dim // 2
         sections = [int(size) for size in stated or SECTIONS.get((count, interleaves), ())]
+        if not interleaves and (min(sections, default=0) < 0 or sum(sections) != count):
+            raise ModelError(f"mrope_section in {config.file} is {sections}, which makes no {count} frequencies")
         if interleaves:
             axes = [n % 3 if len(sections) == 3 and n < 3 * sections[n % 3] else 0 for n in range(count)]
         else:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
-        if len(axes) != count:
-            raise ModelError(f"mrope_section in {config.file} is {sections}, which makes no {count} frequencies")
         turned = by_rope.setdefault(rope, dataclasses.replace(rope, axes=tuple(axes)))
         return {"attn": dataclasses.replace(layer.attn, rope=turned)}
 

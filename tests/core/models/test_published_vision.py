@@ -78,3 +78,10 @@ def test_positions_of_a_grid_are_those_of_transformers(side: int, count: int) ->
     places = torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))
     want = torch.bucketize(places.clamp(max=1.0 - 1e-6), bounds, right=True)
     assert np.array_equal(_bucket(count, side), want.numpy())
+
+
+@pytest.mark.parametrize("section", [[10**12, 24, 24], [16, 24], [-16, 56, 24]])
+def test_sections_of_frequencies_that_do_not_add_up(section: list[int]) -> None:
+    raw = {**PUBLISHED_VISION["qwen2_5_vl_7b"], "rope_scaling": {"type": "mrope", "mrope_section": section}}
+    with pytest.raises(ModelError, match=r"mrope_section in config\.json is .*, which makes no 64 frequencies"):
+        read_spec(HFConfig(raw))
