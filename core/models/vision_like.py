@@ -182,10 +182,10 @@ def turn_by_axes(config: HFConfig, spec: ModelSpec, interleaves: bool) -> ModelS
             return {}
         count = rope.rotary_dim // 2
         sections = [int(size) for size in stated or SECTIONS.get((count, interleaves), ())]
-        if not interleaves and (min(sections, default=0) < 0 or sum(sections) != count):
-            raise ModelError(f"mrope_section in {config.file} is {sections}, which makes no {count} frequencies")
         if interleaves:
             axes = [n % 3 if len(sections) == 3 and n < 3 * sections[n % 3] else 0 for n in range(count)]
+        elif min(sections, default=0) < 0 or sum(sections) != count:
+            raise ModelError(f"mrope_section in {config.file} is {sections}, which makes no {count} frequencies")
         else:
             axes = [axis for axis, size in enumerate(sections) for _ in range(size)]
         turned = by_rope.setdefault(rope, dataclasses.replace(rope, axes=tuple(axes)))
