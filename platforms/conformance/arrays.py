@@ -51,6 +51,7 @@ class Excess:
 
 
 def dtype_name(array: Any) -> str:
+    # Numpy has no bfloat16: there, uint16 holds the bits of one.
     name = str(array.dtype).removeprefix("torch.")
     return "bfloat16" if name == "uint16" else name
 
@@ -104,16 +105,12 @@ def to_array(ops: OpTable, value: Any, dtype: str) -> Any:
 
 def to_numpy(ops: OpTable, array: Any) -> HostArray:
     """A copy of a device array on the host, activations as float32."""
-    return np.array(ops.to_host(ops.cast(array, dtype="float32") if _is_narrow(array) else array))
+    is_narrow = dtype_name(array) in ("bfloat16", "float16")
+    return np.array(ops.to_host(ops.cast(array, dtype="float32") if is_narrow else array))
 
 
 def is_array(value: object) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
-
-
-def _is_narrow(array: Any) -> bool:
-    # Numpy has no bfloat16: there, uint16 holds the bits of one.
-    return str(array.dtype).removeprefix("torch.") in ("bfloat16", "float16", "uint16")
 
 
 def wide_copy(ops: OpTable, array: Any, dtype: "torch.dtype") -> "torch.Tensor":

@@ -6,24 +6,22 @@ from functools import partial
 
 import numpy as np
 
-from headrace.core.models.spec import ModelSpec
 from headrace.core.platform import Pending
-from headrace.core.self_test import Driver, nmse, tiny_spec
-from headrace.core.stages import LogprobArrays, PromptLogprobsBatch, StepInput, StepOutput
+from headrace.core.self_test import tiny_spec
+from headrace.core.stages import PromptLogprobsBatch, StepInput, StepOutput
 
+from .drivers import compare_logprobs, driver_of, prompt_of, reference_of, with_rows
 from .model_checks import SPECS
 from .registry import Failed, Subject, add_check, check
-from .values import random_weights
 
 NUM_TOKENS = 8
-TOLERANCE = 1e-9
 
 
 @check("model.results_stay")
 def check_results_stay(subject: Subject) -> str:
     """What a step gave does not change when later steps run, and asking again gives the same."""
-    driver = _driver(subject, tiny_spec())
-    rows = [driver.add(_prompt(length)) for length in (9, 4, 22)]
+    driver = driver_of(subject, tiny_spec())
+    rows = [driver.add(prompt_of(length)) for length in (9, 4, 22)]
     steps: list[Pending] = []
     kept: list[tuple[StepOutput, list[np.ndarray]]] = []
     counts = {row: len(driver.requests[row].token_ids) for row in rows}
@@ -48,8 +46,8 @@ def check_results_stay(subject: Subject) -> str:
 @check("model.any_order")
 def check_any_order(subject: Subject) -> str:
     """Requests that stand in another place in each step, or miss one, get what they get alone; a step ahead, too."""
-    driver = _driver(subject, tiny_spec())
-    prompts = [_prompt(length) for length in (6, 19, 3, 12)]
+    driver = driver_of(subject, tiny_spec())
+    prompts = [prompt_of(length) for length in (6, 19, 3, 12)]
     alone = []
     for prompt in prompts:
         alone.append(driver.generate(prompt, NUM_TOKENS))
@@ -82,8 +80,8 @@ def check_any_order(subject: Subject) -> str:
 @check("model.wrong_drafts")
 def check_wrong_drafts(subject: Subject) -> str:
     """Behind drafts that were wrong a request goes on from the last right one, over the keys that they left."""
-    driver = _driver(subject, tiny_spec())
-    prompts = [_prompt(length) for length in (15, 30)]
+    driver = driver_of(subject, tiny_spec())
+    prompts = [prompt_of(length) for length in (15, 30)]
     alone = []
     for prompt in prompts:
         alone.append(driver.generate(prompt, NUM_TOKENS + 3))
@@ -96,7 +94,7 @@ def check_wrong_drafts(subject: Subject) -> str:
             known = len(driver.requests[row].token_ids) - len(prompts[row])
             drafts = [*tokens[known : known + turn], *((token + 1) % vocab_size for token in tokens[known + turn :])]
             driver.requests[row].token_ids += drafts[:3]
-        output = driver.runner.step(_with_rows(driver.prepare(dict.fromkeys(rows, 4)), (4, 4))).result()
+        output = driver.runner.step(with_rows(driver.prepare(dict.fromkeys(rows, 4)), (4, 4))).result()
         for place, row in enumerate(rows):
             request = driver.requests[row]
             right = len(request.token_ids) - 4 + turn
@@ -113,16 +111,16 @@ def check_wrong_drafts(subject: Subject) -> str:
 def check_drafts_sampled(subject: Subject) -> str:
     """Rows of drafts have their own masks, biases, penalties, temperatures and log probabilities."""
     found: list[StepOutput] = []
-    for driver in (_driver(subject, tiny_spec()), _reference(subject, tiny_spec())):
-        rows = [driver.add(_prompt(length)) for length in (9, 26)]
-        batch = _with_rows(
+    for driver in (driver_of(subject, tiny_spec()), reference_of(subject, tiny_spec())):
+        rows = [driver.add(prompt_of(length)) for length in (9, 26)]
+        batch = with_rows(
             driver.prepare({row: len(driver.requests[row].token_ids) for row in rows}, num_logprobs=5), (3, 2)
         )
         found.append(driver.runner.step(_with_parameters(batch, driver.config.spec.vocab_size)).result())
     got, want = found
     if got.token_ids.tolist() != want.token_ids.tolist():
         raise Failed(f"{got.token_ids.tolist()}, expected {want.token_ids.tolist()}")
-    _same_logprobs(got.logprobs, want.logprobs)
+    compare_logprobs(got.logprobs, want.logprobs, "rows of drafts")
     return f"{len(got.token_ids)} rows of 2 requests, equal to the reference"
 
 
@@ -130,15 +128,16 @@ def check_drafts_sampled(subject: Subject) -> str:
 def check_long_prompt_logprobs(subject: Subject) -> str:
     """Log probabilities of hundreds of positions, of two prompts in one step, against the reference."""
     found = []
-    for driver in (_driver(subject, tiny_spec()), _reference(subject, tiny_spec())):
-        prompts = [_prompt(length) for length in (301, 97)]
+    for driver in (driver_of(subject, tiny_spec()), reference_of(subject, tiny_spec())):
+        prompts = [prompt_of(length) for length in (301, 97)]
         rows = [driver.add(prompt) for prompt in prompts]
         places = np.concatenate([np.arange(300), 301 + np.arange(96)]).astype(np.int32)
         targets = np.array([token for prompt in prompts for token in prompt[1:]], np.int32)
         asked = PromptLogprobsBatch(rows=places, targets=targets, num_logprobs=2)
         batch = driver.prepare({row: len(prompt) for row, prompt in zip(rows, prompts, strict=True)})
         found.append(driver.runner.step(replace(batch, prompt_logprobs=asked)).result().prompt_logprobs)
-    _same_logprobs(*found)
+    got, want = found
+    compare_logprobs(got, want, "prompts")
     return "396 positions"
 
 
@@ -146,9 +145,9 @@ def _check_forked(name: str, subject: Subject) -> str:
     make, features = SPECS[name]
     for feature in features:
         subject.need(feature=feature)
-    driver, oracle = _driver(subject, make()), _reference(subject, make())
-    first = _prompt(2 * driver.config.block_size)
-    prompts = [first, first + _prompt(5)]
+    driver, oracle = driver_of(subject, make()), reference_of(subject, make())
+    first = prompt_of(2 * driver.config.block_size)
+    prompts = [first, first + prompt_of(5)]
     want = [oracle.generate(prompt, NUM_TOKENS) for prompt in prompts]
     kinds = [group.kind for group in driver.config.groups]
     for order in ((0, 1), (1, 0), ()):
@@ -185,22 +184,6 @@ def _check_forked(name: str, subject: Subject) -> str:
     return f"2 requests behind {len(first)} tokens"
 
 
-def _with_rows(batch: StepInput, counts: tuple[int, ...]) -> StepInput:
-    """The step with logits for the last tokens of each request, as many as `counts` says, each a sampled row."""
-    assert batch.sampling is not None, "every request samples"
-    ends, positions = batch.forward.query_start_loc[1:].tolist(), batch.sampling.positions.tolist()
-    pairs = [(i, back) for i, count in enumerate(counts) for back in range(count - 1, -1, -1)]
-    forward = replace(batch.forward, logits_indices=np.array([ends[i] - 1 - back for i, back in pairs], np.int32))
-    sampling = replace(
-        batch.sampling,
-        rows=np.arange(len(pairs), dtype=np.int32),
-        slots=batch.sampling.slots[[i for i, _ in pairs]],
-        positions=np.array([positions[i] - back for i, back in pairs], np.int32),
-        seeds=np.zeros(len(pairs), np.int32),
-    )
-    return replace(batch, forward=forward, sampling=sampling)
-
-
 def _with_parameters(batch: StepInput, vocab_size: int) -> StepInput:
     """Five rows of logits, sampled in another order, each with parameters of its own."""
     assert batch.sampling is not None
@@ -227,35 +210,11 @@ def _with_parameters(batch: StepInput, vocab_size: int) -> StepInput:
     return replace(batch, sampling=sampling)
 
 
-def _same_logprobs(got: LogprobArrays | None, want: LogprobArrays | None) -> None:
-    if got is None or want is None:
-        raise Failed("no log probabilities came")
-    for name in ("ranks", "top_ids"):
-        if not np.array_equal(getattr(got, name), getattr(want, name)):
-            raise Failed(f"{name} {getattr(got, name).tolist()[:6]}, expected {getattr(want, name).tolist()[:6]}")
-    for name in ("chosen", "top_values"):
-        error = nmse(getattr(got, name), getattr(want, name))
-        if not error <= TOLERANCE:
-            raise Failed(f"error of {name} {error:.1e}, allowed {TOLERANCE:.0e}")
-
-
 def _arrays(output: StepOutput) -> list[np.ndarray]:
     found = [output.token_ids]
     if output.logprobs is not None:
         found += [getattr(output.logprobs, name) for name in ("chosen", "ranks", "top_ids", "top_values")]
     return found
-
-
-def _prompt(length: int) -> list[int]:
-    return [int(token_id) for token_id in np.random.default_rng(length).integers(0, 211, length)]
-
-
-def _driver(subject: Subject, spec: ModelSpec) -> Driver:
-    return Driver(*subject.runner(spec, params=random_weights))
-
-
-def _reference(subject: Subject, spec: ModelSpec) -> Driver:
-    return Driver(*subject.reference_runner(spec, params=random_weights), seed=1)
 
 
 def _register() -> None:

@@ -8,6 +8,7 @@ from headrace.core.platform import Device, Pending, Runner, RunnerConfig
 from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
 from headrace.core.stages import StepInput
 
+from .drivers import prompt_of
 from .registry import Failed, Subject, check
 from .values import random_weights
 
@@ -20,7 +21,7 @@ FAR = 9000
 def check_preempted(subject: Subject) -> str:
     """A request that lost its blocks and slot to others, and computes its tokens again, goes on as before."""
     driver = Driver(*subject.runner(tiny_spec(), params=random_weights), num_blocks=24)
-    prompts = [_prompt(length) for length in (37, 20, 5)]
+    prompts = [prompt_of(length) for length in (37, 20, 5)]
     alone = []
     for prompt in prompts:
         alone.append(driver.generate(prompt, NUM_TOKENS))
@@ -32,7 +33,7 @@ def check_preempted(subject: Subject) -> str:
         lost = driver.requests[0].token_ids
         _same([lost[len(prompts[0]) :]], [alone[0][:3]], "before it was preempted")
         driver.remove_all()
-        others = [driver.add(_prompt(30, seed=other + 1), temperature=1.0) for other in range(taken)]
+        others = [driver.add(prompt_of(30, seed=other + 1), temperature=1.0) for other in range(taken)]
         _run(driver, {row: 30 for row in others}, 3, ahead)
         again = driver.add(lost)
         counts = {**dict.fromkeys(others, 1), again: len(lost)}
@@ -47,8 +48,8 @@ def check_shared_blocks(subject: Subject) -> str:
     """A request reads blocks that another one writes in the same step, wherever it stands in the batch."""
     runner, config = subject.runner(tiny_spec(), params=random_weights)
     size = config.block_size
-    prompt = _prompt(2 * size + 5)
-    other = prompt[: 2 * size] + _prompt(9, seed=3)
+    prompt = prompt_of(2 * size + 5)
+    other = prompt[: 2 * size] + prompt_of(9, seed=3)
     driver = Driver(runner, config)
     want = []
     for tokens in (prompt, other):
@@ -82,7 +83,7 @@ def check_far_positions(subject: Subject) -> str:
     found = []
     for device in (subject.device, subject.reference):
         driver = Driver(*_far_model(subject, device))
-        row = driver.add(_prompt(21))
+        row = driver.add(prompt_of(21))
         outputs = []
         for count in (12, 9, 1, 1):
             batch = driver.prepare({row: count}, num_logprobs=5)
@@ -136,10 +137,6 @@ def _store(driver: Driver, rows: list[int], token_ids: list[int]) -> None:
     for row, token_id in zip(rows, token_ids, strict=True):
         tokens = driver.requests[row].token_ids
         tokens[tokens.index(-1)] = token_id
-
-
-def _prompt(length: int, seed: int = 0) -> list[int]:
-    return [int(token_id) for token_id in np.random.default_rng(1000 * seed + length).integers(0, 211, length)]
 
 
 def _same(got: object, want: object, what: str) -> None:

@@ -5,40 +5,37 @@ from dataclasses import replace
 import numpy as np
 
 from headrace.core.models.spec import PoolerSpec
-from headrace.core.platform import Runner, RunnerConfig
 from headrace.core.self_test import Driver, nmse, tiny_spec
 from headrace.core.stages import (
-    LogprobArrays,
     PoolingBatch,
     PromptLogprobsBatch,
     SamplingBatch,
-    StepInput,
     StepOutput,
 )
 
+from .drivers import TOLERANCE, compare_logprobs, driver_of, prompt_of, reference_of, with_rows
 from .registry import Failed, Subject, check
 from .values import random_weights
 
 LENGTHS = (9, 1, 30, 17, 4, 22)
-TOLERANCE = 1e-9
 
 
 @check("model.sampling")
 def check_sampling(subject: Subject) -> str:
     """Every parameter of sampling, row by row in one step: the reference's tokens and log probabilities."""
-    got, want = (_sampled(driver) for driver in (_driver(subject), Driver(*_reference(subject), seed=1)))
+    got, want = (_sampled(driver) for driver in (driver_of(subject, tiny_spec()), reference_of(subject, tiny_spec())))
     for step, (ours, theirs) in enumerate(zip(got, want, strict=True)):
         if ours.token_ids.tolist() != theirs.token_ids.tolist():
             raise Failed(f"step {step}: {ours.token_ids.tolist()}, expected {theirs.token_ids.tolist()}")
-        _compare(ours.logprobs, theirs.logprobs, f"step {step}")
+        compare_logprobs(ours.logprobs, theirs.logprobs, f"step {step}")
     return f"{len(got)} steps of {len(LENGTHS)} requests, equal to the reference"
 
 
 @check("model.verify")
 def check_verify(subject: Subject) -> str:
     """Drafts that are verified in one step give, row by row, the tokens of steps of one."""
-    driver = _driver(subject)
-    prompts = [_prompt(length) for length in (20, 5, 33)]
+    driver = driver_of(subject, tiny_spec())
+    prompts = [prompt_of(length) for length in (20, 5, 33)]
     plain = [driver.generate(prompt, 8) for prompt in prompts]
     driver.remove_all()
     num_drafts = (2, 0, 3)
@@ -49,7 +46,7 @@ def check_verify(subject: Subject) -> str:
     # One request has its prompt computed before, so that its row is made of drafts alone.
     driver.step({rows[2]: len(prompts[2]) - 1})
     counts = {row: len(driver.requests[row].token_ids) - driver.requests[row].num_computed for row in rows}
-    output = driver.runner.step(_with_drafts(driver.prepare(counts), num_drafts)).result()
+    output = driver.runner.step(with_rows(driver.prepare(counts), [drafts + 1 for drafts in num_drafts])).result()
     want = [token for tokens, drafts in zip(plain, num_drafts, strict=True) for token in tokens[: drafts + 1]]
     if output.token_ids.tolist() != want:
         raise Failed(f"rows of drafts gave {output.token_ids.tolist()}, expected {want}")
@@ -60,15 +57,15 @@ def check_verify(subject: Subject) -> str:
 def check_prompt_logprobs(subject: Subject) -> str:
     """Log probabilities of a prompt's own tokens against the reference."""
     found = []
-    for driver in (_driver(subject), Driver(*_reference(subject), seed=1)):
-        row = driver.add(_prompt(40))
+    for driver in (driver_of(subject, tiny_spec()), reference_of(subject, tiny_spec())):
+        row = driver.add(prompt_of(40))
         asked = PromptLogprobsBatch(
-            rows=np.arange(39, dtype=np.int32), targets=np.array(_prompt(40)[1:], np.int32), num_logprobs=3
+            rows=np.arange(39, dtype=np.int32), targets=np.array(prompt_of(40)[1:], np.int32), num_logprobs=3
         )
         batch = replace(driver.prepare({row: 40}), prompt_logprobs=asked)
         found.append(driver.runner.step(batch).result().prompt_logprobs)
     got, want = found
-    _compare(got, want, "prompt")
+    compare_logprobs(got, want, "prompt")
     return "39 positions"
 
 
@@ -82,7 +79,7 @@ def check_vectors(subject: Subject) -> str:
         subject.reference_runner(spec, params=random_weights),
     ):
         driver = Driver(runner, config)
-        rows = [driver.add(_prompt(length)) for length in LENGTHS]
+        rows = [driver.add(prompt_of(length)) for length in LENGTHS]
         batch = driver.prepare(dict(zip(rows, LENGTHS, strict=True)))
         starts = batch.forward.query_start_loc
         pooling = PoolingBatch(starts=starts[:-1], ends=starts[1:])
@@ -96,21 +93,9 @@ def check_vectors(subject: Subject) -> str:
     return f"{len(got)} vectors, error {error:.1e}"
 
 
-def _prompt(length: int) -> list[int]:
-    return [int(token_id) for token_id in np.random.default_rng(length).integers(0, 211, length)]
-
-
-def _driver(subject: Subject) -> Driver:
-    return Driver(*subject.runner(tiny_spec(), params=random_weights))
-
-
-def _reference(subject: Subject) -> tuple[Runner, RunnerConfig]:
-    return subject.reference_runner(tiny_spec(), params=random_weights)
-
-
 def _sampled(driver: Driver) -> list[StepOutput]:
     """A step of prompts and three of one token each, every row with parameters of its own."""
-    rows = [driver.add(_prompt(length)) for length in LENGTHS]
+    rows = [driver.add(prompt_of(length)) for length in LENGTHS]
     outputs = []
     for step in range(4):
         counts = {row: len(driver.requests[row].token_ids) - driver.requests[row].num_computed for row in rows}
@@ -142,32 +127,3 @@ def _parameters(batch: SamplingBatch, step: int) -> SamplingBatch:
         frequency=np.array([0.0, 0.4, 0.0, 0.0, -0.3, 0.0], np.float32),
         presence=np.array([0.0, 0.0, 0.0, 0.0, 1.1, 0.0], np.float32),
     )
-
-
-def _with_drafts(batch: StepInput, num_drafts: tuple[int, ...]) -> StepInput:
-    """The step with a row of logits for each draft, and one behind the last."""
-    assert batch.sampling is not None, "every request samples"
-    ends = batch.forward.query_start_loc[1:].tolist()
-    positions = batch.sampling.positions.tolist()
-    pairs = [(i, back) for i, drafts in enumerate(num_drafts) for back in range(drafts, -1, -1)]
-    forward = replace(batch.forward, logits_indices=np.array([ends[i] - 1 - back for i, back in pairs], np.int32))
-    sampling = replace(
-        batch.sampling,
-        rows=np.arange(len(pairs), dtype=np.int32),
-        slots=batch.sampling.slots[[i for i, _ in pairs]],
-        positions=np.array([positions[i] - back for i, back in pairs], np.int32),
-        seeds=np.zeros(len(pairs), np.int32),
-    )
-    return replace(batch, forward=forward, sampling=sampling)
-
-
-def _compare(got: LogprobArrays | None, want: LogprobArrays | None, what: str) -> None:
-    if got is None or want is None:
-        raise Failed(f"{what}: no log probabilities came")
-    for name in ("ranks", "top_ids"):
-        if not np.array_equal(getattr(got, name), getattr(want, name)):
-            raise Failed(f"{what}: {name} {getattr(got, name).tolist()}, expected {getattr(want, name).tolist()}")
-    for name in ("chosen", "top_values"):
-        error = nmse(getattr(got, name), getattr(want, name))
-        if not error <= TOLERANCE:
-            raise Failed(f"{what}: error of {name} {error:.1e}, allowed {TOLERANCE:.0e}")
