@@ -15,28 +15,15 @@ from headrace.core.ops import OpTable
 from headrace.core.ops.attention import Integers
 from headrace.core.ops.sampling import gumbel_noise, keep_tokens
 from headrace.core.ops.table import FAMILIES
-from headrace.core.platform import Device, OpProvider, Pending
-from headrace.core.plugin_loader import Plugins, load_plugins
+from headrace.core.platform import OpProvider, Pending
+from headrace.core.plugin_loader import Plugins
 from headrace.core.runner.torch import TorchRunner
 from headrace.core.stages import StepInput, StepOutput
-from headrace.platforms.conformance.kit import all_checks, run_check
-from headrace.platforms.conformance.registry import Subject
 from headrace.platforms.cpu.detect import has_native_kernels
-from wrong_device import Op, WrongDevice, open_on
+from wrong_device import Op, WrongDevice, must_fail, open_on
 
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install 'headrace[tpu]'")
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def plugins() -> Plugins:
-    return load_plugins()
-
-
-def must_fail(name: str, device: Device, plugins: Plugins, words: str) -> None:
-    """The check finds something, and says so in these words."""
-    result = run_check(all_checks()[name], Subject(device, plugins))
-    assert (result.outcome, words in result.detail) == ("failed", True), result
 
 
 # ---- form -----------------------------------------------------------------------------------------------------

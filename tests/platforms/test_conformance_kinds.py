@@ -9,17 +9,12 @@ import torch
 from headrace.core.ops import OpTable
 from headrace.core.ops.attention import Integers
 from headrace.core.platform import Pending
-from headrace.core.plugin_loader import Plugins, load_plugins
+from headrace.core.plugin_loader import Plugins
 from headrace.core.runner.torch import TorchRunner
 from headrace.core.stages import StepInput
 from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import Subject
 from wrong_device import Op, WrongDevice, open_on
-
-
-@pytest.fixture(scope="module")
-def plugins() -> Plugins:
-    return load_plugins()
 
 
 def _scaled(name: str, place: int, factor: float) -> Op:

@@ -11,7 +11,7 @@ import torch
 
 from headrace.core.ops import OpTable
 from headrace.core.ops.sampling import keep_tokens
-from headrace.core.plugin_loader import Plugins, load_plugins
+from headrace.core.plugin_loader import Plugins
 from headrace.platforms.conformance.attention_checks import Variant, dense_attention
 from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import DTYPES, Subject
@@ -38,11 +38,6 @@ SAMPLE = (
     "memory.out_of_memory",
     "runner.close",
 )
-
-
-@pytest.fixture(scope="module")
-def plugins() -> Plugins:
-    return load_plugins()
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])

@@ -9,6 +9,8 @@ from headrace.core.ops import OpTable
 from headrace.core.ops.table import FAMILIES
 from headrace.core.platform import Device, OpProvider
 from headrace.core.plugin_loader import Plugins
+from headrace.platforms.conformance.kit import all_checks, run_check
+from headrace.platforms.conformance.registry import Subject
 
 Op = Callable[..., Any]
 
@@ -34,3 +36,9 @@ class WrongDevice(Device):
     def memory(self) -> Any:
         """The reference's."""
         return self.inner.memory()
+
+
+def must_fail(name: str, device: Device, plugins: Plugins, words: str) -> None:
+    """The check finds something, and says so in these words."""
+    result = run_check(all_checks()[name], Subject(device, plugins))
+    assert (result.outcome, words in result.detail) == ("failed", True), result
