@@ -103,6 +103,7 @@ class TorchRunner(Runner):
     takes_late_masks = True
 
     def __init__(self, config: RunnerConfig, device: TorchDevice) -> None:
+        device.activate()  # providers try their kernels
         if device.share is not None:
             spec = device.share.spec
             config = dataclasses.replace(

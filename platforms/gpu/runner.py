@@ -30,6 +30,7 @@ class GpuRunner(GraphRunner):
     """
 
     def __init__(self, config: RunnerConfig, device: TorchDevice, module: Any) -> None:
+        device.activate()  # streams are the current device's
         has_graphs = module is None or graph_class(module) is not None
         recorder: Recorder = Rerun() if module is None or not has_graphs else StreamGraphs(module)
         super().__init__(config, device, recorder, GRID)
@@ -114,6 +115,8 @@ class StreamGraphs:
         self._module = module
         self._stream = module.Stream()
         self._pool = module.graph_pool_handle()
+        # "global" forbids calls of other threads, as NCCL's watchdog makes them; Intel's graphs have no modes.
+        self._mode = {"capture_error_mode": "thread_local"} if hasattr(module, "CUDAGraph") else {}
 
     def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Run `function` once, so that kernels are compiled and libraries loaded, then capture it."""
@@ -124,7 +127,7 @@ class StreamGraphs:
         kind = graph_class(self._module)
         assert kind is not None
         graph = kind()
-        with self._module.graph(graph, pool=self._pool, stream=self._stream):
+        with self._module.graph(graph, pool=self._pool, stream=self._stream, **self._mode):
             result = function()
         graph.replay()
         return graph.replay, result

@@ -75,6 +75,7 @@ class FakeGpu:
 
     def Stream(self) -> FakeStream:
         """Another stream."""
+        self.log.append("new stream")
         return FakeStream(self)
 
     def current_stream(self) -> FakeStream:
@@ -92,8 +93,9 @@ class FakeGpu:
         return "pool"
 
     @contextlib.contextmanager
-    def graph(self, graph: Any, pool: str, stream: FakeStream) -> Iterator[None]:
+    def graph(self, graph: Any, pool: str, stream: FakeStream, capture_error_mode: str = "global") -> Iterator[None]:
         """Note what is computed inside."""
+        assert capture_error_mode == "thread_local", "what other threads ask of the driver would end the capture"
         assert pool == "pool" and isinstance(stream, FakeStream)
         self.log.append("capture")
         with Notes() as notes:
@@ -121,6 +123,8 @@ class FakeDevice(TorchDevice):
 
     def providers(self) -> Any:
         """Ops that read nothing on the host."""
+        if self.gpu is not None:
+            self.gpu.log.append("providers")
         return (static_provider(),)
 
     def runner(self, config: RunnerConfig) -> TorchRunner:
@@ -196,6 +200,12 @@ def test_whatever_runs_on_a_gpu_makes_it_the_current_one_first() -> None:
     config = tiny_config(tiny_spec())
     gpu = FakeGpu()
     runner = FakeDevice(gpu).runner(config)
+    assert [entry for entry in gpu.log if entry != "activate"] == ["new stream", "providers"]
+    assert gpu.log[0] == "activate", "streams are the current GPU's"
+    assert gpu.log[gpu.log.index("providers") - 1] == "activate", "providers try their kernels on the current GPU"
+    TorchRunner(config, FakeDevice(gpu))
+    assert gpu.log[-2:] == ["activate", "providers"], "a runner that records nothing tries them, too"
+    gpu.log.clear()
     runner.load(dummy_weights(config.spec))
     assert gpu.log.pop(0) == "activate" and not gpu.log
     runner.kv_init([8])
