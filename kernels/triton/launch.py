@@ -30,8 +30,8 @@ class Launcher:
         return max(1, min(16, values // 512))
 
     def room(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """An array to fill, with the dtype of another. No request fills the rows of padding, which go on through the
-        model: whatever they hold on a GPU, zeros where the interpreter would warn of it."""
+        """An array to fill, with the dtype of another. Nobody fills the rows of padding and of other ranks' experts,
+        which go on through the model: whatever they hold on a GPU, zeros where the interpreter would warn of it."""
         make = torch.zeros if self.wide_dot else torch.empty
         return make(shape, dtype=like.dtype, device=like.device)
 

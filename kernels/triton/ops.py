@@ -388,8 +388,7 @@ class TritonOps(QuantizedOps, StateOps):
             tile_rows=rows,
             num_tiles=most_tiles(num_rows, num_experts, rows),
         )
-        inner_dtype = torch.float32 if self.wide_dot else x.dtype  # the interpreter cuts bfloat16 off
-        inner = torch.empty((num_rows, size), dtype=inner_dtype, device=x.device)
+        inner = self.room((num_rows, size), x)
         outputs = (torch.zeros if partial else torch.empty)(
             (num_rows, hidden_size), dtype=torch.float32, device=x.device
         )

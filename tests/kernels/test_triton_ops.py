@@ -1,7 +1,7 @@
 """Triton kernels under Triton's interpreter against the definitions, with ragged, odd and empty shapes."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, get_args
@@ -48,6 +48,15 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def nan_where_nothing_was_written() -> Iterator[None]:
+    """Memory that nobody fills holds NaN and the largest integers; what computes with it warns or is wrong."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(1).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def values(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
