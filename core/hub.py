@@ -15,6 +15,7 @@ from .default_model import fetch_default_model, find_default_model
 from .errors import CapacityError, HeadraceError, ModelNotFound
 from .hub_file import PARTIAL, fetch_file
 from .json_text import parse_json
+from .model_file import check_folder, has_file
 from .progress import Report, bytes_under, watch_growth
 from .suggest import did_you_mean
 from .units import format_bytes
@@ -87,7 +88,7 @@ def resolve_tokenizer(config: ModelConfig, report: Report) -> Path:
     """The folder that `config.tokenizer` (a folder or a hub id) names. Raises ModelNotFound."""
     path = Path(config.tokenizer).expanduser()
     if os.path.isdir(path):
-        return path
+        return check_folder(path)
     _require_hub_id(config.tokenizer)
     return _from_hub(config.tokenizer, config, report, with_weights=False, memory_bytes=None)
 
@@ -156,7 +157,7 @@ def _local(path: Path) -> LocalModel:
         )
     if not path.is_dir():
         raise ModelNotFound(f"{path} is neither a folder nor a file with a model", remedies=["headrace models"])
-    if not (path / "config.json").is_file():
+    if not has_file(path / "config.json"):
         ggufs = sorted(path.glob("*.gguf"))
         try:
             entries = sorted(entry.name for entry in path.iterdir())
@@ -168,7 +169,7 @@ def _local(path: Path) -> LocalModel:
             remedies=[str(gguf) for gguf in ggufs[:3]]
             or ["a folder as save_pretrained writes it", "headrace models"],
         )
-    return LocalModel(path=path, kind="folder", name=path.resolve().name)
+    return LocalModel(path=check_folder(path), kind="folder", name=path.resolve().name)
 
 
 def _require_hub_id(model: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError, RequestError
-from ..json_text import parse_json
+from ..model_file import read_json
 from ..models.config import HFConfig
 from ..sampling.params import SamplingParams
 from ..text.seq2seq import DecoderStart, read_decoder_start
@@ -104,16 +104,7 @@ def _bad_words(data: Mapping[str, Any], config: HFConfig) -> tuple[tuple[int, ..
 
 def read_generation_config(folder: Path | None) -> Mapping[str, Any]:
     """generation_config.json of a folder; empty if there is none. Raises ModelError if it is damaged."""
-    path = folder / "generation_config.json" if folder is not None else None
-    if path is None or not path.is_file():
-        return {}
-    try:
-        data = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelError(f"{path} does not hold a JSON object")
-    return data
+    return {} if folder is None else read_json(folder / "generation_config.json")
 
 
 def _number(data: Mapping[str, Any], name: str, default: float) -> float:

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import ModelError
-from ..json_text import parse_json
+from ..model_file import has_file, read_json
 from .config import HFConfig
 from .spec import Activation, DenseSpec, ModelSpec, PoolerSpec, Pooling
 
@@ -38,11 +38,11 @@ def with_sentence_modules(spec: ModelSpec, folder: Path) -> ModelSpec:
     Raises ModelError for a module that is not served.
     """
     is_classifier = spec.pooler is not None and spec.pooler.labels
-    if is_classifier or not (folder / MODULES_FILE).is_file():
+    if is_classifier or not has_file(folder / MODULES_FILE):
         return spec
     pooler = PoolerSpec(kind="mean", max_tokens=_max_tokens(folder))
     size = spec.hidden_size
-    for module in _read(folder / MODULES_FILE, list):
+    for module in read_json(folder / MODULES_FILE, list):
         kind, path = _module(module, folder)
         match kind:
             case "Transformer":
@@ -70,10 +70,10 @@ def dense_folders(spec: ModelSpec) -> tuple[str, ...]:
 
 def read_prompts(folder: Path | None) -> SentencePrompts:
     """The prompts of config_sentence_transformers.json. Raises ModelError."""
-    path = folder / "config_sentence_transformers.json" if folder is not None else None
-    if path is None or not path.is_file():
+    if folder is None:
         return SentencePrompts()
-    config = HFConfig(_read(path, dict), file=str(path))
+    path = folder / "config_sentence_transformers.json"
+    config = HFConfig(read_json(path), file=str(path))
     prompts = {str(name): str(text) for name, text in config.mapping("prompts").items()}
     default = config.get("default_prompt_name") or ""
     if default and default not in prompts:
@@ -84,12 +84,18 @@ def read_prompts(folder: Path | None) -> SentencePrompts:
 def _module(module: Any, folder: Path) -> tuple[str, Path]:
     if not isinstance(module, dict) or not isinstance(module.get("type"), str):
         raise ModelError(f"{folder / MODULES_FILE} must list objects with a type, got {module!r}")
-    return module["type"].rpartition(".")[2], folder / str(module.get("path") or "")
+    name = module.get("path") or ""
+    parts = PurePosixPath(name).parts if isinstance(name, str) else ("", "")
+    if len(parts) > 1 or ".." in parts or "/" in parts:
+        raise ModelError(f"{folder / MODULES_FILE} must name folders beside it, got the path {name!r}")
+    return module["type"].rpartition(".")[2], folder / name
 
 
 def _config(path: Path) -> HFConfig:
     file = path / "config.json"
-    return HFConfig(_read(file, dict), file=str(file))
+    if not has_file(file):
+        raise ModelError(f"{file} is missing, and modules.json names its folder")
+    return HFConfig(read_json(file), file=str(file))
 
 
 def _pooling(config: HFConfig) -> Pooling:
@@ -123,18 +129,4 @@ def _dense(config: HFConfig, folder: str, size: int) -> DenseSpec:
 def _max_tokens(folder: Path) -> int:
     """Where sentence-transformers cuts texts; 0 if it does not say."""
     path = folder / "sentence_bert_config.json"
-    if not path.is_file():
-        return 0
-    return HFConfig(_read(path, dict), file=str(path)).integer("max_seq_length", 0)
-
-
-def _read(path: Path, kind: type) -> Any:
-    try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing, and modules.json names its folder") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, kind):
-        raise ModelError(f"{path} must hold a JSON {'list' if kind is list else 'object'}")
-    return value
+    return HFConfig(read_json(path), file=str(path)).integer("max_seq_length", 0)

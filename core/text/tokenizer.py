@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, RequestError
-from ..json_text import parse_json
+from ..model_file import has_file, read_json
 from .decoding import Decoding, piece_bytes, read_decoding
 
 if TYPE_CHECKING:
@@ -173,16 +173,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
     where there is none.
     Raises ModelError if there is no tokenizer or a file is damaged.
     """
-    config = _read_json(path / "tokenizer_config.json")
+    config = read_json(path / "tokenizer_config.json")
     file = path / "tokenizer.json"
     known: Mapping[str, str] = {}
-    if file.is_file():
+    if has_file(file):
         backend = _read_backend(file)
     elif (found := _read_original(path, config)) is not None:
         backend, known = found.backend, found.special_tokens
     else:
         backend = _convert_slow(path)
-    special = {**known, **_special_tokens({**_read_json(path / "special_tokens_map.json"), **config})}
+    special = {**known, **_special_tokens({**read_json(path / "special_tokens_map.json"), **config})}
     _add_config_tokens(backend, config, special)
     templates = _read_templates(path, config)
     return Tokenizer(backend, TokenizerInfo(special_tokens=special, chat_templates=templates))
@@ -235,7 +235,7 @@ def _read_backend(file: Path) -> "tokenizers.Tokenizer":
 def _read_original(path: Path, config: Mapping[str, Any]) -> Tokenizer | None:
     """SentencePiece's own file, if it is of the kind that is read here."""
     file = path / SLOW_FILES[0]
-    if not file.is_file():
+    if not has_file(file):
         return None
     from .sentencepiece_model import read_sentencepiece
 
@@ -245,7 +245,7 @@ def _read_original(path: Path, config: Mapping[str, Any]) -> Tokenizer | None:
 def _convert_slow(path: Path) -> "tokenizers.Tokenizer":
     if not path.is_dir():
         raise ModelError(f"no folder {path} to read a tokenizer from")
-    present = [name for name in SLOW_FILES if (path / name).is_file()]
+    present = [name for name in SLOW_FILES if has_file(path / name)]
     if not present:
         raise ModelError(
             f"no tokenizer in {path}: neither tokenizer.json nor any of {', '.join(SLOW_FILES)}",
@@ -336,22 +336,9 @@ def _read_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
     files = {"default": path / "chat_template.jinja"}
     files.update({file.stem: file for file in sorted((path / "chat_templates").glob("*.jinja"))})
     for name, file in files.items():
-        if file.is_file():
+        if has_file(file):
             try:
                 templates[name] = file.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ModelError(f"cannot read {file}: {error}") from error
     return templates
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, or {} if there is no such file."""
-    if not file.is_file():
-        return {}
-    try:
-        value = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file} is damaged: {error}", remedies=("download the file again",)) from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file} must hold a JSON object, not {type(value).__name__}")
-    return value

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import WeightError
+from ..model_file import has_file
 from .block_types import BLOCK_TYPES
 from .dequantize import row_bytes
 from .mapped_file import MappedFile
@@ -142,7 +143,7 @@ def _split_parts(path: Path) -> list[Path]:
     parts = [path.with_name(f"{match['stem']}-{number + 1:05}-of-{count:05}.gguf") for number in range(count)]
     if path not in parts:
         return [path]
-    missing = [part.name for part in parts if not part.is_file()]
+    missing = [part.name for part in parts if not has_file(part)]
     if missing:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise WeightError(

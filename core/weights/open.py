@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..errors import ModelNotFound, WeightError
+from ..model_file import has_file
 from .gguf import GGUFSource
 from .pickle import PickleSource
 from .safetensors import SafetensorsSource
@@ -23,9 +24,9 @@ def open_weights(path: Path, *, allow_pickle: bool = False) -> WeightSource:
 
     Raises ModelNotFound if there is no such path, WeightError if it holds no weights or damaged ones.
     """
-    if not path.exists():
-        raise ModelNotFound(f"there is no file or folder {path}")
     file = _find_in_folder(path) if path.is_dir() else path
+    if not has_file(file):
+        raise ModelNotFound(f"there is no file or folder {path}")
     if file.name.endswith((".safetensors", ".safetensors.index.json")):
         return SafetensorsSource(file)
     if file.name.endswith((*_PICKLE_SUFFIXES, ".bin.index.json")):
@@ -40,7 +41,7 @@ def open_weights(path: Path, *, allow_pickle: bool = False) -> WeightSource:
 
 def _find_in_folder(folder: Path) -> Path:
     for name in _FOLDER_FILES:
-        if (folder / name).is_file():
+        if has_file(folder / name):
             return folder / name
     others = sorted(folder.glob("*.safetensors"))
     if len(others) == 1:

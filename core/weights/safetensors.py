@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 from ..errors import WeightError
 from ..json_text import parse_json
+from ..model_file import has_file
 from .mapped_file import MappedFile
 from .source import DTYPE_BYTES, HostTensor, TensorInfo, numpy_dtype
 
@@ -124,7 +125,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
         is_name = isinstance(shard, str) and 0 < len(shard) < 256
         if not is_name or PurePosixPath(shard).is_absolute() or ".." in PurePosixPath(shard).parts:
             raise error(f"puts tensor {name} into {shard!r}, which is not a file of this folder", tensor=name)
-    missing = sorted(shard for shard in set(weight_map.values()) if not (index.parent / shard).is_file())
+    missing = sorted(shard for shard in set(weight_map.values()) if not has_file(index.parent / shard))
     if missing:
         listed = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         first = next(name for name, shard in weight_map.items() if shard == missing[0])

@@ -235,6 +235,12 @@ def test_what_a_model_cannot_do_is_said(tmp_path: Path) -> None:
         ({"modules": {"a": 1}}, "modules.json must hold a JSON list"),
         ({"modules": [3]}, "must list objects with a type, got 3"),
         ({"modules": [{"type": "sentence_transformers.models.CNN", "path": ""}]}, "lists a module 'CNN'"),
+        (
+            {"modules": [{"type": "x.Pooling", "path": "../1_Pooling"}]},
+            "folders beside it, got the path '../1_Pooling'",
+        ),
+        ({"modules": [{"type": "x.Pooling", "path": "/etc"}]}, "folders beside it, got the path '/etc'"),
+        ({"modules": [{"type": "x.Pooling", "path": 7}]}, "folders beside it, got the path 7"),
         ({"pooling": {"pooling_mode": ["mean", "max"]}}, "pools by mean and max; served are mean, cls, lasttoken"),
         ({"pooling": {"pooling_mode": "mean", "include_prompt": False}}, "leaves prompts out"),
         ({"dense": {"in_features": 63, "out_features": 4}}, "takes 63 values, but the layer before gives 64"),

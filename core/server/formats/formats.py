@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ModelError
 from ...json_text import parse_json
+from ...model_file import read_json
 from .parser import AnswerParser
 from .template import Anchor, ResponseTemplate, read_template
 from .tools import Tool
@@ -170,13 +170,10 @@ def _read_format(name: str, data: Mapping[str, Any]) -> Format:
 
 
 def _own_template(folder: Path | None) -> ResponseTemplate | None:
-    file = folder / "tokenizer_config.json" if folder is not None else None
-    if file is None or not file.is_file():
+    if folder is None:
         return None
-    try:
-        data = parse_json(file.read_text(encoding="utf-8")).get("response_template")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{file} is damaged: {error}", remedies=("download the file again",)) from error
+    file = folder / "tokenizer_config.json"
+    data = read_json(file).get("response_template")
     return None if data is None else read_template(data, str(file))
 
 
