@@ -101,12 +101,13 @@ def _modernbert(config: HFConfig, *, itself: int = 1, **options: Any) -> ModelSp
     every = config.size("global_attn_every_n_layers", 3)
     kinds = config.texts("layer_types") or [SLIDING if i % every else FULL for i in range(config.num_layers())]
     norm = layer_norm(config, "norm_eps", bias=config.boolean("norm_bias", False))
+    half = config.size("local_attention") // 2
     ropes = config.replace(
         rope_scaling=None,
         rope_parameters=_modernbert_ropes(config),
         head_dim=None,
         num_key_value_heads=None,
-        sliding_window=config.size("local_attention") // 2 + itself,
+        sliding_window=half + 1 if itself else config.size("sliding_window", half),
         tie_word_embeddings=False,
     )
     return llama_like(

@@ -171,7 +171,7 @@ def _attention(config: HFConfig, kinds: Sequence[str]) -> Mapping[str, Any]:
     for i, kind in enumerate(kinds):
         value_is_key = kind == FULL and config.boolean("attention_k_eq_v", False)
         own = HFConfig(by_layer.get(i, {}), file=config.file)
-        if not by_layer and kind == FULL:
+        if config.get("per_layer_config") is None and kind == FULL:
             num = config.get("num_global_key_value_heads") if value_is_key else None
             own = own.replace(head_dim=config.size("global_head_dim", 512), num_key_value_heads=num)
         head_dims.append(own.size("head_dim", config.size("head_dim", hidden_size // num_heads or None)))

@@ -116,14 +116,17 @@ def _gpt_bigcode(config: HFConfig) -> ModelSpec:
 def _openai_gpt(config: HFConfig) -> ModelSpec:
     """`afn` names the activation."""
     name = config.text("afn", "gelu")
-    config = config.replace(hidden_act={"gelu": "gelu_new", "swish": "silu"}.get(name, name), n_inner=None)
+    name = {"gelu": "gelu_new", "swish": "silu"}.get(name, name)
+    config = config.replace(hidden_act=name, n_inner=None, scale_attn_by_inverse_layer_idx=False)
     return _gpt2(config, layer={"pre_norm": False, "norm_after_add": True}, final_norm=False)
 
 
 def _gpt_neo_layers(config: HFConfig) -> list[str]:
-    """`attention_types` lists [kinds of layers, how often]."""
+    """`attention_types` lists [kinds of layers, how often], `attention_layers` the kind of each."""
     kinds = {"global": FULL, "local": SLIDING}
     listed = config.get("attention_types") or [[["global", "local"], config.num_layers() // 2]]
+    if layers := config.texts("attention_layers"):
+        listed = [[layers, 1]]
     try:
         return [kinds[name] for names, count in listed for _ in range(count) for name in names]
     except (KeyError, TypeError, ValueError) as error:
@@ -286,9 +289,10 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     "ctrl": recipe(
         gpt_like, keys=_GPT_KEYS,
         defaults=dict(
-            max_position_embeddings=256, tie_word_embeddings=True, hidden_act="relu",
+            max_position_embeddings=256, tie_word_embeddings=True,
             intermediate_size=lambda config: config.size("dff", 8192),
         ),
+        fixed=dict(hidden_act="relu"),
         names=gpt_names, norm=NormSpec(kind="layer", eps=1e-6, bias=True), num_learned_positions=num_positions,
         sinusoids="interleaved", embed_scale=root_of_size, lm_head_bias=True,
     ),
@@ -314,6 +318,7 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     # GPT-BigCode (SantaCoder, StarCoder 1): GPT-2 with one KV head and plain linears.
     "gpt_bigcode": recipe(
         _gpt_bigcode, keys=_GPT_KEYS, defaults=dict(_GPT2, hidden_act="gelu_pytorch_tanh"),
+        fixed=dict(scale_attn_by_inverse_layer_idx=False),
         names=partial(gpt_names, {"attn.qkv_proj": Stored(name="attn.c_attn", interleaved=True)}),
     ),
     # GPT-Neo: GPT-2 with plain linears, unscaled scores, and a window in every other layer; only o_proj has a bias in
@@ -354,7 +359,7 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     # MPT: ALiBi, layer norms without biases, fused qkv that may be clipped.
     "mpt": recipe(
         _mpt, keys=_MPT_KEYS,
-        defaults=dict(max_position_embeddings=2048, tie_word_embeddings=True, hidden_act="gelu"),
+        defaults=dict(max_position_embeddings=2048, tie_word_embeddings=True), fixed=dict(hidden_act="gelu"),
         names=partial(gpt_names, layer="transformer.blocks.{i}."),
     ),
     # GPT (Radford et al. 2018): GPT-2 with norms after each residual add, and none at the end.

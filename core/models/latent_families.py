@@ -58,7 +58,6 @@ def _longcat_flash(config: HFConfig) -> ModelSpec:
         config,
         score="softmax",
         renormalize=False,
-        router_bias=flag("router_bias"),
         num_identities=config.integer("zero_expert_num", 256, null=0),
     )
     firsts = ByLayer(i % 2 == 0 for i in range(config.num_layers()))
@@ -81,7 +80,7 @@ def _longcat_names() -> NameTable:
             **glu("moe.experts.{j}", "mlp.experts.{j}"),
         },
         tensors={"moe.router.correction": "mlp.router.e_score_correction_bias"},
-        ignore=(r"^model\.mtp\.",),
+        ignore=(r"^model\.mtp\.", r"\.classifier\.bias$"),  # a bias that transformers does not add
     )  # fmt: skip
     return dataclasses.replace(names, layers_of_one=2)
 
@@ -149,7 +148,7 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
             q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128, n_routed_experts=512,
             num_experts_per_tok=12, intermediate_size=12288, moe_intermediate_size=2048, routed_scaling_factor=6.0,
         ),
-        names=_longcat_names,
+        fixed=dict(n_shared_experts=None), names=_longcat_names,
     ),
     # MiniCPM3: latent attention whose rope turns halves, and multipliers on embeddings, blocks and logits.
     "minicpm3": recipe(
@@ -157,12 +156,12 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
         defaults=dict(
             max_position_embeddings=32768, tie_word_embeddings=True, kv_lora_rank=256, q_lora_rank=768,
             qk_nope_head_dim=64, qk_rope_head_dim=32,
-            v_head_dim=lambda config: config.size("hidden_size") // config.size("num_attention_heads"),
         ),
-        rms_norm_eps=1e-5, pairs=flag("rope_interleave"), mlp_bias=flag("mlp_bias"),
-        layer=dict(residual_scale=lambda config: config.number("scale_depth", 1.4) / config.num_layers() ** 0.5),
+        fixed=dict(v_head_dim=lambda c: c.size("v_head_dim", c.size("hidden_size") // c.size("num_attention_heads"))),
+        rms_norm_eps=1e-5, pairs=False, mlp_bias=flag("mlp_bias"),
+        layer=dict(residual_scale=lambda c: c.number("scale_depth", 1.4, null=(n := c.num_layers() ** 0.5)) / n),
         embed_scale=number("scale_emb", 12.0),
-        logit_scale=lambda config: config.size("dim_model_base", 256) / config.size("hidden_size"),
+        logit_scale=lambda c: c.number("dim_model_base", 256, null=c.size("hidden_size")) / c.size("hidden_size"),
     ),
     # Mistral Small 4: DeepSeek-V3 with softmax scores, whose queries grow with the position.
     "mistral4": recipe(

@@ -133,6 +133,8 @@ def _ernie(config: HFConfig) -> ModelSpec:
     bias, num_layers = config.boolean("use_bias", False), config.num_layers()
     size, num_shared = config.size("moe_intermediate_size"), config.integer("moe_num_shared_experts", 2, null=0)
     shared = MlpSpec(intermediate_size=size * num_shared, bias=bias) if num_shared else None
+    if config.number("moe_norm_min", 0.0) > 1e-9:
+        raise ModelError(f"moe_norm_min in {config.file} must be at most 1e-9, got {config['moe_norm_min']}")
     first, interval = config.integer("moe_layer_start_index", 1), config.size("moe_layer_interval", 1)
     stated = config.get("moe_layer_end_index", -1)
     last = num_layers - 1 if stated in (-1, None) else config.integer("moe_layer_end_index")
@@ -405,6 +407,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             moe_intermediate_size=512, num_experts=256, num_experts_per_tok=6, mlp_only_layers=[0, 1],
             shared_expert_intermediate_size=1024,
         ),
+        fixed=dict(mlp_only_layers=lambda c: [0, 1] if c.get("mlp_only_layers") is None else c["mlp_only_layers"]),
         layer_types=_flint_layers, qk_norm="head", has_rope="sliding", attn=dict(sinks=True),
         moe=partial(
             read_experts, score="sigmoid", renormalize=flag("norm_topk_prob", True),
@@ -537,8 +540,9 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
         _phimoe,
         defaults=dict(
             num_key_value_heads=8, max_position_embeddings=131072, sliding_window=None, rope_theta=1000000.0,
-            num_local_experts=16, num_experts_per_tok=2,
+            num_local_experts=16,
         ),
+        fixed=dict(num_experts_per_tok=2),
     ),
     # Qwen1.5-MoE and Qwen2-57B-A14B: Qwen2 with experts and a gated shared one; some layers may stay dense.
     "qwen2_moe": recipe(

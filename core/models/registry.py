@@ -92,12 +92,12 @@ def family_of(config: HFConfig, *, with_images: bool = True) -> Family:
         return Family(
             name=family.name,
             translate=lambda config: family.to_spec(text_config(config)),
-            weights=text_names(family.weights),
+            weights=text_names(family.weights, config.model_type.replace("-", "_")),
         )
     return Family(
         name=family.name,
         translate=lambda config: add_images(config, family.to_spec(_causal(config))),
-        weights=vision_names(config, text_names(family.weights, is_alone=False)),
+        weights=vision_names(config, text_names(family.weights)),
     )
 
 

@@ -43,14 +43,37 @@ WRAPPERS = {
     **{outer: inner for inner, outers in _AROUND.items() for outer in outers.split()},
 }
 """model_type -> the language model's, where its config does not say."""
-_UNREAD = (
-    "aligner audio_tokenizer audio_tower code2wav connector embed_audio embed_tokens_extend embed_vision encoder "
-    "generation_aligner generation_embeddings generation_head image_newline image_tower mlp1 mlp_AR mm_projector mtp "
-    "multi_modal_projector projector talker token2wav video_tower vision_embed_tokens vision_embedder vision_encoder "
-    "vision_model vision_projection vision_projector vision_tokenizer vision_tower visual "
-    "visual_embeddings_table vqmodel"
-).split()
-"""Modules that a language model does without."""
+UNREAD: Mapping[str, str] = {
+    "vision_tower multi_modal_projector": "aria aya_vision cohere2_vision gemma3 got_ocr2 internvl kimi_vl lfm2_vl "
+    "llava llava_next llava_next_video llava_onevision mistral3 paligemma shieldgemma2 vipllava",
+    "visual": "cohere_compass exaone4_5 glm46v glm4v glm4v_moe glm_ocr qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe",
+    "visual mtp": "qwen3_5 qwen3_5_moe",
+    "visual projector mlp_AR": "paddleocr_vl",
+    "visual audio_tower": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",
+    "visual audio_tower talker token2wav": "qwen2_5_omni",
+    "visual audio_tower talker code2wav": "qwen3_omni_moe",
+    "image_newline": "llava_next llava_next_video llava_onevision",
+    "image_tower video_tower multi_modal_projector": "video_llava",
+    "audio_tower multi_modal_projector": "qwen2_audio voxtral",
+    "audio_tower vision_tower embed_audio embed_vision": "gemma3n gemma4",
+    "vision_embedder embed_audio embed_vision": "gemma4_unified",
+    "vision_tokenizer audio_tokenizer": "apertus1p5",
+    "vision_model connector": "granite_docling idefics2 idefics3 smolvlm",
+    "vision_model projector vision_projector": "hyperclovax_vision_v2",
+    "vision_model vision_encoder projector mm_projector": "video_llama_3",
+    "vision_model multi_modal_projector": "llama4 mllama",
+    "vision_model mlp1": "internvl_chat",
+    "vision_model aligner": "deepseek_vl janus",
+    "vqmodel generation_aligner generation_embeddings generation_head": "janus",
+    "vision_encoder vision_projection": "lighton_ocr",
+    "vision_tower mm_projector": "kimi_k25",
+    "vision_tower visual_embeddings_table": "ovis2",
+    "encoder projector": "granite_speech",
+    "embed_tokens_extend": "phi4_multimodal",
+    "vision_embed_tokens": "fuyu",
+    "vqmodel": "emu3",
+}
+"""Modules that a language model does without -> of which types."""
 _SIZE_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _SIZES: Mapping[str, tuple[int, ...]] = {
     "gemma3_text": (262208, 2304, 9216, 26, 8),
@@ -78,11 +101,12 @@ def text_config(config: HFConfig) -> HFConfig:
     return _with_ties(inner.with_defaults(**sizes), config)
 
 
-def text_names(names: NameTable, *, is_alone: bool = True) -> NameTable:
+def text_names(names: NameTable, outer: str = "") -> NameTable:
     """The language model's table for names inside such a checkpoint, as older and newer versions of transformers
-    spell them; is_alone: nothing else is read. A head is the embedding where the checkpoint has none, since files
-    disagree with themselves on that.
+    spell them; outer: the type whose other modules are not read. A head is the embedding where the checkpoint has
+    none, since files disagree with themselves on that.
     """
+    unread = "|".join(" ".join(names for names, types in UNREAD.items() if outer in types.split()).split())
     entries = dict(names.entries)
     head, embedding = (_stored(entries[f"{name}.weight"]) for name in ("lm_head", "embed_tokens"))
     entries["lm_head.weight"] = dataclasses.replace(head, copies=(*head.copies, embedding.name, *embedding.also))
@@ -90,7 +114,7 @@ def text_names(names: NameTable, *, is_alone: bool = True) -> NameTable:
     return dataclasses.replace(
         names,
         entries=entries,
-        ignore=(*names.ignore, rf"^(?:model\.)?(?:{'|'.join(_UNREAD)})(?:\.|$)") if is_alone else names.ignore,
+        ignore=(*names.ignore, rf"^(?:model\.)?(?:{unread})(?:\.|$)") if unread else names.ignore,
         renames=(
             (r"^thinker\.", ""),
             (rf"{inside}(?={names.base_prefix}|lm_head\.)", ""),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paged_model import Case
-from recent_cases import RECENT_CASES, RECENT_FLAGS
+from recent_cases import GEMMA4, RECENT_CASES, RECENT_FLAGS
 from recurrent_cases import RECURRENT_CASES, RECURRENT_FLAGS
 from respelled import baichuan, chatglm, internlm2
 
@@ -23,6 +23,8 @@ LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 GEMMA: Mapping[str, Any] = {"head_dim": 24, "sliding_window": 6, "query_pre_attn_scalar": 20}
 LATENT = {"num_key_value_heads": 4}
+INTERNLM2 = {"rope_parameters": DYNAMIC, "max_position_embeddings": 32}
+_HALVES = [[["global", "local"], 2]]
 
 FIRST = (
     Case("llama", "llama", {}),
@@ -134,7 +136,7 @@ CASES = (
     Case(
         "gpt_neo",
         "gpt_neo",
-        {"attention_types": [[["global", "local"], 2]], "window_size": 6},
+        {"attention_types": _HALVES, "window_size": 6},
         has_sdpa=False,
     ),
     Case("bloom", "bloom", {}, has_sdpa=False),
@@ -158,15 +160,8 @@ CASES = (
     Case("deepseek_v3", "deepseek_v3", LATENT),
     Case("minicpm3", "minicpm3", {**LATENT, "tie_word_embeddings": False}),
     Case("glm4_moe_lite", "glm4_moe_lite", LATENT),
-    Case("youtu", "youtu", {**LATENT, "tie_word_embeddings": False}),
-    Case(
-        "internlm2",
-        "internlm2",
-        {"rope_parameters": DYNAMIC, "max_position_embeddings": 32},
-        lengths=(9, 50),
-        twin="llama",
-        respell=internlm2,
-    ),
+    Case("youtu", "youtu", {**LATENT, "tie_word_embeddings": False, "pad_token_id": None}),
+    Case("internlm2", "internlm2", {}, twin="llama", respell=internlm2),
     Case(
         "baichuan",
         "baichuan",
@@ -260,6 +255,19 @@ FLAGS = (
         "deepseek_v3",
         {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "attention_bias": True},
         lengths=(50, 9),
+    ),
+    Case(
+        "gpt_neo_listed_layers",
+        "gpt_neo",
+        {"attention_layers": ["local", "local", "global", "global"], "window_size": 6, "attention_types": _HALVES},
+        has_sdpa=False,
+    ),
+    Case("internlm2_dynamic", "internlm2", INTERNLM2, lengths=(9, 50), twin="llama", respell=internlm2),
+    Case("gemma4_equal_heads", "gemma4_text", {**GEMMA4, "head_dim": 24}),
+    Case(
+        "modernbert_decoder_window",
+        "modernbert-decoder",
+        {"local_attention": 12, "sliding_window": 4, "tie_word_embeddings": False},
     ),
     *RECENT_FLAGS,
     *RECURRENT_FLAGS,

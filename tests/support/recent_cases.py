@@ -102,7 +102,11 @@ RECENT_CASES = (
 RECENT_FLAGS = (
     Case("hy_v3_biases", "hy_v3", {"head_dim": 16, "mlp_bias": True}),
     Case("aria_biases", "aria_text", {"mlp_bias": True}),
-    Case("longcat_flash_yarn", "longcat_flash", {**LONGCAT, "rope_parameters": YARN, "zero_expert_num": 0}),
+    Case(
+        "longcat_flash_yarn",
+        "longcat_flash",
+        {**LONGCAT, "rope_parameters": YARN, "zero_expert_num": 0, "router_bias": True},
+    ),
     Case("diffllama_biases", "diffllama", {"attention_bias": True, "num_key_value_heads": 4}),
     Case(
         "phi4_multimodal",

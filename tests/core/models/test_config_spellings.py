@@ -18,6 +18,7 @@ from paged_model import tiny_sizes
 TYPES = (
     "llama", "qwen3", "phi", "gpt_neox", "gpt_neox_japanese", "gpt_oss", "apertus", "cwm", "dbrx", "stablelm",
     "ministral3", "gemma3_text", "gemma4_text", "mimo_v2_flash", "laguna", "lfm3", "mellum", "deepseek_v3", "minimax",
+    "minicpm3", "flint",
 )  # fmt: skip
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 _LLAMA3 = {"factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 64}

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.core.errors import WeightError
-from headrace.core.models.wrappers import WRAPPERS
+from headrace.core.models.wrappers import UNREAD, WRAPPERS
 from paged_model import load_folder
 from recent_cases import RECENT_FLAGS
 from wrapper_cases import WRAPPER_CASES, WrapperCase, check_text, make_wrapper
@@ -37,7 +37,7 @@ def test_every_wrapper_that_transformers_knows_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.language_model.layers.0.mlp.extra.weight", "model.visions.0.weight", "extra"]
+    "name", ["model.language_model.layers.0.mlp.extra.weight", "model.visions.0.weight", "extra", "visual.x.weight"]
 )
 def test_a_tensor_of_neither_text_nor_tower_is_an_error(name: str, tmp_path: Path) -> None:
     make_wrapper(WRAPPER_CASES[0]).save_pretrained(tmp_path)
@@ -45,6 +45,11 @@ def test_a_tensor_of_neither_text_nor_tower_is_an_error(name: str, tmp_path: Pat
     save_file({**load_file(file), name: torch.zeros(3)}, file, metadata={"format": "pt"})
     with pytest.raises(WeightError, match=f"1 tensor is unexpected .*: {name}"):
         load_folder(tmp_path)
+
+
+def test_the_modules_that_are_not_read_are_those_of_the_type() -> None:
+    types = {name for types in UNREAD.values() for name in types.split()}
+    assert types == set(WRAPPERS)
 
 
 def test_a_missing_tensor_of_the_text_is_an_error(tmp_path: Path) -> None:

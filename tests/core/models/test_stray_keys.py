@@ -1,6 +1,7 @@
 """Configs of GPT's descendants with keys that mean nothing there, against transformers' models of them."""
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from golden_cases import CASES, FIRST
@@ -58,3 +59,29 @@ def test_heads_are_shares_of_the_hidden_size_whatever_head_dim_says(family: str)
     )
     assert sizes == odd
     assert read_spec(HFConfig({**plain.to_dict(), "head_dim": 8})) == read_spec(HFConfig(plain.to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("gpt_bigcode", "scale_attn_by_inverse_layer_idx", True),
+        ("openai_gpt", "scale_attn_by_inverse_layer_idx", True),
+        ("mpt", "hidden_act", "relu"),
+        ("ctrl", "activation_function", "gelu"),
+        ("phimoe", "num_experts_per_tok", 1),
+        ("minicpm3", "rope_interleave", True),
+        ("longcat_flash", "n_shared_experts", 2),
+        ("longcat_flash", "router_bias", True),
+    ],
+)
+def test_keys_that_a_class_does_not_read_mean_nothing(family: str, key: str, value: object) -> None:
+    case = next(case for case in CASES if case.name == family)
+    configs = [AutoConfig.for_model(case.model_type, **tiny_sizes(case)) for _ in range(2)]
+    setattr(configs[1], key, value)
+    models = [causal_lm().from_config(config).eval() for config in configs]
+    models[1].load_state_dict(models[0].state_dict(), strict=False)
+    ids = torch.arange(3, 20)[None]
+    with torch.inference_mode():
+        plain, odd = (model(ids, use_cache=False).logits for model in models)
+    assert torch.equal(plain, odd)
+    assert read_spec(HFConfig(configs[1].to_dict())) == read_spec(HFConfig(configs[0].to_dict()))
