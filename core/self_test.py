@@ -130,11 +130,17 @@ class Driver:
         )
         return len(self.requests) - 1
 
+    def remove(self, index: int) -> None:
+        """End a request; its blocks are the next ones to be used again, dirty as they are."""
+        request = self.requests[index]
+        for free, block_ids in zip(self._free, request.block_ids, strict=False):
+            free.extend(block_ids)
+        request.block_ids = []
+
     def remove_all(self) -> None:
         """Forget the requests; their blocks are used again, dirty as they are."""
-        for request in self.requests:
-            for free, block_ids in zip(self._free, request.block_ids, strict=False):
-                free.extend(block_ids)
+        for index in range(len(self.requests)):
+            self.remove(index)
         self.requests.clear()
 
     def step(self, counts: Mapping[int, int], *, num_logprobs: int = -1) -> StepOutput:

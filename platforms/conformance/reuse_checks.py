@@ -8,7 +8,7 @@ from headrace.core.platform import Device, Pending, Runner, RunnerConfig
 from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
 from headrace.core.stages import StepInput
 
-from .drivers import prompt_of
+from .drivers import compare_logprobs, driver_of, prompt_of, reference_of
 from .registry import Failed, Subject, check
 from .values import random_weights
 
@@ -75,6 +75,24 @@ def check_shared_blocks(subject: Subject) -> str:
             if request is not owner:
                 request.block_ids = [blocks[2:] for blocks in request.block_ids]
     return f"3 requests, {2 * size} tokens shared"
+
+
+@check("model.shrinking")
+def check_shrinking(subject: Subject) -> str:
+    """A batch that loses a request every few steps, whose blocks the others take, against the reference."""
+    lengths = (15, 3, 14, 7, 22)
+    found = []
+    for driver in (driver_of(subject, tiny_spec()), reference_of(subject, tiny_spec())):
+        live = [driver.add(prompt_of(length)) for length in lengths]
+        outputs = [driver.step(dict(zip(live, lengths, strict=True)), num_logprobs=3)]
+        while live:
+            outputs += [driver.step(dict.fromkeys(live, 1), num_logprobs=3) for _ in range(4)]
+            driver.remove(live.pop(0 if len(live) == 3 else -1))
+        found.append(outputs)
+    for step, (got, want) in enumerate(zip(*found, strict=True)):
+        _same(got.token_ids.tolist(), want.token_ids.tolist(), f"step {step}")
+        compare_logprobs(got.logprobs, want.logprobs, f"step {step}")
+    return f"{len(found[0])} steps of {len(lengths)} requests and fewer"
 
 
 @check("model.far_positions")

@@ -1,12 +1,15 @@
 """What a step does beside its forward pass: parameters of sampling, drafts, log probabilities of prompts, vectors."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from headrace.core.models.spec import PoolerSpec
 from headrace.core.self_test import Driver, nmse, tiny_spec
 from headrace.core.stages import (
+    LogprobArrays,
     PoolingBatch,
     PromptLogprobsBatch,
     SamplingBatch,
@@ -69,6 +72,17 @@ def check_prompt_logprobs(subject: Subject) -> str:
     return "39 positions"
 
 
+@check("model.chunked_prompt_logprobs")
+def check_chunked_prompt_logprobs(subject: Subject) -> str:
+    """Log probabilities of two prompts in chunks, beside a decode and across borders, against the reference."""
+    prompts = [prompt_of(40), prompt_of(23)]
+    whole = _prompt_chunks(reference_of(subject, tiny_spec()), prompts, [(40, 23)])
+    chunked = _prompt_chunks(driver_of(subject, tiny_spec()), prompts, [(16, 7), (1, 9), (21, 1), (2, 6)])
+    for got, want, prompt in zip(chunked, whole, prompts, strict=True):
+        compare_logprobs(got, want, f"prompt of {len(prompt)}")
+    return "2 prompts in 4 steps"
+
+
 @check("model.vectors")
 def check_vectors(subject: Subject) -> str:
     """Means of hidden states, of several requests in one step, against the reference."""
@@ -91,6 +105,49 @@ def check_vectors(subject: Subject) -> str:
     if not error <= TOLERANCE:
         raise Failed(f"error {error:.1e}, allowed {TOLERANCE:.0e}")
     return f"{len(got)} vectors, error {error:.1e}"
+
+
+def _prompt_chunks(
+    driver: Driver, prompts: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]
+) -> list[LogprobArrays]:
+    """Of each prompt the log probabilities of all its tokens but the first, in steps of so many tokens of each."""
+    other, *rows = (driver.add(tokens) for tokens in ([7, 3, 5], *prompts))
+    driver.step({other: 3})
+    pieces: list[list[LogprobArrays]] = [[] for _ in prompts]
+    starts = [0 for _ in prompts]
+    for counts in steps:
+        batch = driver.prepare({other: 1, **dict(zip(rows, counts, strict=True))})
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        targets = [p[start + 1 : end + 1] for p, start, end in zip(prompts, starts, ends, strict=True)]
+        firsts = batch.forward.query_start_loc[1:].tolist()
+        asked = PromptLogprobsBatch(
+            rows=np.array(
+                [f + i for f, part in zip(firsts, targets, strict=False) for i in range(len(part))], np.int32
+            ),
+            targets=np.array([target for part in targets for target in part], np.int32),
+            num_logprobs=3,
+        )
+        output = driver.runner.step(replace(batch, prompt_logprobs=asked)).result()
+        driver.requests[other].token_ids[-1] = int(output.token_ids[0])
+        found = output.prompt_logprobs
+        if found is None:
+            raise Failed("no log probabilities of the prompts came")
+        place = 0
+        for piece, part in zip(pieces, targets, strict=True):
+            piece.append(_cut_logprobs(found, place, place + len(part)))
+            place += len(part)
+        starts = ends
+    return [_each(np.concatenate, piece) for piece in pieces]
+
+
+def _cut_logprobs(arrays: LogprobArrays, start: int, end: int) -> LogprobArrays:
+    return _each(lambda parts: parts[0][start:end], [arrays])
+
+
+def _each(make: Callable[[list[Any]], Any], parts: Sequence[LogprobArrays]) -> LogprobArrays:
+    """Log probabilities whose arrays are made of those of the same name."""
+    names = LogprobArrays.__dataclass_fields__
+    return LogprobArrays(**{name: make([getattr(part, name) for part in parts]) for name in names})
 
 
 def _sampled(driver: Driver) -> list[StepOutput]:

@@ -2,6 +2,7 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import dataclasses
+import math
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +15,7 @@ from headrace.core.ops.attention import Integers
 from headrace.core.ops.table import FAMILIES
 from headrace.core.platform import OpProvider, Pending
 from headrace.core.plugin_loader import Plugins
+from headrace.core.runner import bucketed
 from headrace.core.runner.buckets import Buckets
 from headrace.core.runner.torch import TorchRunner
 from headrace.core.stages import StepInput
@@ -239,6 +241,46 @@ def test_a_padded_row_that_leaks_is_caught(plugins: Plugins, monkeypatch: pytest
 
     monkeypatch.setattr(Buckets, "_sample_layout", leaky)
     must_fail("model.run_ahead", open_on(plugins, device), plugins, "expected")
+
+
+def _without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of padding keep what the step before had there."""
+    right, known = bucketed.pack, dict[tuple[str, ...], Any]()
+
+    def stale(layout: Any, values: Any) -> Any:
+        packed = right(layout, values)
+        before, start = known.get(key := tuple(map(str, layout.items()))), 0
+        for name, (shape, _, _) in layout.items():
+            used = len(values[name]) if values.get(name) is not None else 0
+            row, end = math.prod(shape[1:]), start + math.prod(shape)
+            if before is not None and name in ("positions", "slot_mappings.0", "input_ids"):
+                packed[start + used * row : end] = before[start + used * row : end]
+            start = end
+        known[key] = packed.copy()
+        return packed
+
+    monkeypatch.setattr(bucketed, "pack", stale)
+
+
+def test_stale_rows_of_a_recording_are_caught(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They store the keys of requests that are gone, in blocks that others have now."""
+    _without_padding(monkeypatch)
+    must_fail("model.shrinking", open_on(plugins, "gaudi:emulated"), plugins, "step")
+
+
+def test_prompts_that_stand_behind_decodes_are_looked_for_in_their_place(
+    plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Log probabilities of a prompt are taken from the first rows of a step."""
+    device, right = open_on(plugins, "reference"), TorchRunner._prompt_logprobs
+
+    def wrong(runner: TorchRunner, batch: Any, hidden_states: Any) -> Any:
+        if runner.device is device and batch is not None:
+            batch = dataclasses.replace(batch, rows=batch.rows - batch.rows[0])
+        return right(runner, batch, hidden_states)
+
+    monkeypatch.setattr(TorchRunner, "_prompt_logprobs", wrong)
+    must_fail("model.chunked_prompt_logprobs", device, plugins, "prompt of 40")
 
 
 # ---- native records -------------------------------------------------------------------------------------------
