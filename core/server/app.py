@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import HeadraceError
 from ..extras import missing_package
+from ..suggest import did_you_mean
 from .api_errors import ApiError, ClientGone, to_api_error
 from .auth import PAGE_ROUTE, PUBLIC_ROUTES
 from .http import Body, ErrorResponse
@@ -253,4 +254,5 @@ async def _no_route(request: Request, error: Exception) -> Response:
         headers = dict(error.headers or {})
         reason = f"{request.method} is not what {path} takes"
         return ErrorResponse(ApiError(405, reason, code="method_not_allowed", headers=headers), path)
-    return ErrorResponse(ApiError(error.status_code, f"no route {path}", code="not_found"), path)
+    near = did_you_mean(path, [route.path for route in request.app.routes], limit=1)
+    return ErrorResponse(ApiError(error.status_code, f"no route {path!r:.200}{near}", code="not_found"), path)

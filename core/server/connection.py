@@ -51,8 +51,10 @@ class Connection(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
                 break
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserError as error:
+                is_tls = data.startswith(b"\x16\x03")
+                what = "TLS, and this port speaks plain http://" if is_tls else str(error)
+                self.send_400_response(f"the request is no valid HTTP: {what}")
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 # The parser leaves the rest to another protocol; a new one takes the same request without that wish.

@@ -1,14 +1,13 @@
 """Chat messages to a prompt, by the model's own template, which is untrusted code from the internet."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError, RequestError
 from ..suggest import did_you_mean
 from .inputs import describe
+from .template_env import LimitExceeded, Refused, limit_loops, limits, make_environment
 
 if TYPE_CHECKING:
     import jinja2
@@ -106,16 +105,17 @@ class ChatTemplate:
         if name not in self._compiled:
             import jinja2
 
-            environment = _environment()
+            environment = make_environment()
             try:
                 tree = environment.parse(self._sources[name])
-                compiled = environment.from_string(self._sources[name])
+                takes_parts = _takes_parts(tree)
+                compiled = environment.from_string(limit_loops(tree))
             except jinja2.TemplateSyntaxError as error:
                 raise ModelError(
                     f"the chat template {name!r} is damaged, line {error.lineno}: {error.message}",
                     remedies=("set chat_template to a file with a working one",),
                 ) from error
-            self._compiled[name] = compiled, _takes_parts(tree)
+            self._compiled[name] = compiled, takes_parts
         return self._compiled[name]
 
 
@@ -138,65 +138,6 @@ def _check_objects(name: str, given: Any) -> None:
         raise RequestError(f"{name} must be a list of objects, got {describe(wrong)}", code="invalid_messages")
 
 
-def _environment() -> "jinja2.Environment":
-    """What templates on the Hugging Face hub are written for."""
-    import jinja2
-    import jinja2.ext
-    import jinja2.nodes
-    import jinja2.parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(jinja2.ext.Extension):
-        """{% generation %} marks what the assistant says, for training; here it is only its body."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body).set_lineno(line)
-
-    class Namespace(jinja2.utils.Namespace):
-        """A namespace that stores no name by which a template could reach the interpreter."""
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            if name.startswith("_"):
-                raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
-            super().__setitem__(name, value)
-
-    def namespace(*args: Any, **kwargs: Any) -> Namespace:
-        made = Namespace()
-        for name, value in dict(*args, **kwargs).items():
-            made[name] = value
-        return made
-
-    def raise_exception(message: str) -> None:
-        raise _Refused(message)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # Jinja's own escapes characters for HTML.
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["namespace"] = namespace
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-    return environment
-
-
-class _Refused(Exception):
-    """A template called raise_exception."""
-
-
 def _render(compiled: "jinja2.Template", variables: Mapping[str, Any], chat: Sequence[dict[str, Any]]) -> str:
     """Messages without content stay so where a template tells calls by that; most read content without a look."""
     try:
@@ -214,9 +155,14 @@ def _run(compiled: "jinja2.Template", variables: Mapping[str, Any]) -> str:
     from jinja2.exceptions import SecurityError
 
     try:
-        return compiled.render(variables)
-    except _Refused as error:
+        with limits():
+            return compiled.render(variables)
+    except Refused as error:
         raise RequestError(f"the chat template refuses the messages: {error}", code="invalid_messages") from error
+    except LimitExceeded as error:
+        raise ModelError(
+            f"the chat template {error}", remedies=("set chat_template to a file with another one",)
+        ) from error
     except SecurityError as error:
         raise ModelError(f"the chat template does what a template must not: {error}") from error
     except Exception as error:  # a template is a program: it may fail in any way, and takes one request with it

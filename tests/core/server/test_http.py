@@ -138,6 +138,32 @@ def test_tiny_chunks_are_fine(server: LiveServer) -> None:
     assert answer.startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01", "TLS, and this port speaks plain http://"),
+        (b"GET /livez HTTP/1.1\r\nContent-Length: x\r\n\r\n", "Invalid character in Content-Length"),
+        (b"GET /livez HTTP/1.1\r\nA b: c\r\n\r\n", "Invalid header token"),
+    ],
+)
+def test_what_is_no_http_is_told(server: LiveServer, sent: bytes, reason: str) -> None:
+    assert f"the request is no valid HTTP: {reason}".encode() in ask(server, sent)
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "'/chat/completions'; did you mean /v1/chat/completions?"),
+        ("/v1/v1/models", "'/v1/v1/models'; did you mean /v1/models?"),
+        ("/completion", "'/completion'; did you mean /v1/completions?"),
+        ("/favicon.ico", "'/favicon.ico'"),
+    ],
+)
+def test_a_wrong_path_is_told_which_was_meant(server: LiveServer, path: str, meant: str) -> None:
+    answer = server.post(path, {})
+    assert answer.status_code == 404 and answer.json()["error"]["message"] == f"no route {meant}"
+
+
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_a_wish_for_http2_is_passed_over(server: LiveServer, pieces: int) -> None:
     """Java's client asks for h2c in every first request of a connection, with a body."""

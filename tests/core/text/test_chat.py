@@ -1,6 +1,7 @@
 """Chat templates against transformers' apply_chat_template, on templates written in the manner of real models."""
 
 import re
+import time
 from datetime import datetime
 from typing import Any
 
@@ -9,6 +10,7 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from headrace.core.errors import ModelError, RequestError
+from headrace.core.text import template_env
 from headrace.core.text.chat import ChatTemplate
 
 SMOLLM2 = (
@@ -331,3 +333,47 @@ def test_tool_calls_of_earlier_turns_that_are_none(calls: Any, problem: str) -> 
     assert error.value.reason.startswith(problem)
     for fine in ([], [{"function": {"name": "f", "arguments": "{}"}}], [{"name": "f", "arguments": {"a": 1}}]):
         template.render([{"role": "assistant", "content": "x", "tool_calls": fine}])
+
+
+def again(first: str, then: str) -> str:
+    """A template that makes a value of another one, again and again."""
+    loop = "{% for _ in range(99) %}{% set n.s = " + then + " %}{% endfor %}"
+    return "{% set n = namespace(s=" + first + ") %}" + loop
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "runs for more than 0 s"),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "runs for"),
+        ("{% for a in range(99999) %}" + 99999 * "text" + "{% endfor %}", "prints more than"),
+        ("{% for a in range(99999) %}{{ messages[0].content * 99999 }}{% endfor %}", "prints more than"),
+        ("{% macro f(n) %}" + 99999 * "text" + "{{ f(n - 1) if n }}{% endmacro %}{{ f(199) }}", "prints more than"),
+        (again("'ab'", "n.s + n.s"), "makes a value"),
+        (again("'ab'", "n.s ~ n.s"), "makes a value"),
+        (again("['ab']", "n.s + n.s"), "makes a value"),
+        (again("[1]", "[n.s, n.s]"), "makes a"),
+        (again("{}", "dict(a=n.s, b=n.s)"), "makes a"),
+        ("{{ 'a' * 10 ** 10 }}", "makes a value of more than"),
+        ("{{ [1] * 10 ** 10 }}", "makes a value of more than"),
+        ("{{ 10 ** (10 ** 10) }}", "makes a number of 4e"),
+        (again("9", "n.s * n.s"), "makes a number"),
+        ("{{ '%9999999999d' % 1 }}", "writes something with a width of millions"),
+        ("{{ '%*d' % (9999999999, 1) }}", "writes something with a width of millions"),
+        ("{{ '{:9999999999}'.format(1) }}", "writes something with a width of millions"),
+        ("{{ '{:{}}'.format(1, 9999999999) }}", "calls format with 1e"),
+        ("{{ 'a'.ljust(9999999999) }}", "calls ljust with 1e"),
+        ("{{ 'a'|center(9999999999) }}", "calls center with 1e"),
+        ("{{ messages|tojson(indent=9999999999) }}", "calls tojson with 1e"),
+        ("{% set s = 'a' * 99999 %}{{ s.replace('a', s) }}", "makes a value of more than"),
+        ("{% set s = 'a' * 99999 %}{{ s|replace('a', s) }}", "makes a value of more than"),
+        ("{% set s = 'a' * 99999 %}{{ s.join(s|list) }}", "makes a value of more than"),
+        ("{% set s = 'a' * 99999 %}{{ s|join(s) }}", "makes a value of more than"),
+    ],
+)  # fmt: skip
+def test_templates_end(template: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_env, "_LIMIT_S", 0.2)
+    started_s = time.monotonic()
+    with pytest.raises(ModelError, match=f"the chat template {reason}"):
+        ChatTemplate(template).render([{"role": "user", "content": "x"}])
+    assert time.monotonic() - started_s < 10
