@@ -155,6 +155,7 @@ def product(
     rows: tl.constexpr = row.shape[0]
     cols: tl.constexpr = weight_row.shape[0]
     total = tl.zeros([rows, cols], tl.int32 if ROUNDED and not FLOAT8 else tl.float32)
+    next_group = tl.full([], TOTAL, tl.int64)
     code_row = code_ptr + weight_row * WIDTH
     for start in range(0, WIDTH, DEPTH):
         k = start + tl.arange(0, DEPTH)
@@ -166,7 +167,7 @@ def product(
                 part = multiply_codes(x, codes, tl.zeros([rows, cols], tl.float32), FLOAT8, FNUZ, WIDE_DOT)
                 group = start // GROUP
                 part *= tl.load(x_scale_ptr + row * (IN // GROUP) + group, mask=is_row, other=0.0)[:, None]
-                part *= tl.load(scale_ptr + group * TOTAL + weight_row, mask=is_col, other=0.0)[None, :]
+                part *= tl.load(scale_ptr + group * next_group + weight_row, mask=is_col, other=0.0)[None, :]
                 total += part
             else:
                 total = multiply_codes(x, codes, total, FLOAT8, FNUZ, WIDE_DOT)
@@ -229,7 +230,7 @@ def _numbers(
         run: tl.constexpr = GROUP if GROUP < depth else depth
         group = start // GROUP + tl.arange(0, depth // run)
         mask = (group < IN // GROUP)[:, None] & (weight_row < TOTAL)[None, :]
-        place = group[:, None] * TOTAL + weight_row[None, :]
+        place = group.to(tl.int64)[:, None] * TOTAL + weight_row[None, :]
         runs = tl.reshape(values, [depth // run, run, cols])
         runs *= tl.load(scale_ptr + place, mask=mask, other=0.0).to(tl.float32)[:, None, :]
         if OFFSETS:
