@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import NameTable, Stored
-from .config import NOTHING, HFConfig, flag
+from .config import NOTHING, HFConfig, flag, number
 from .dense_families import FLAGS, UNDER_ONE_NORM, root_of_size
 from .llama_like import FULL, PLAIN, SLIDING, ByLayer, gpt_like, layer_norm, llama_like, own_keys
 from .name_tables import BART_LAYER, IGNORE, gpt_names, megatron, name_table
@@ -285,7 +285,7 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
         ),
     ),
     # CTRL (Keskar et al. 2019): GPT-2's layers with sines for positions, scaled embeddings and a bias on the head.
-    # Norms of layers have an epsilon of 1e-6, whatever the config says; so has the last one in each file.
+    # Norms of layers have an epsilon of 1e-6, whatever the config says of the last one's.
     "ctrl": recipe(
         gpt_like, keys=_GPT_KEYS,
         defaults=dict(
@@ -295,6 +295,7 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
         fixed=dict(hidden_act="relu"),
         names=gpt_names, norm=NormSpec(kind="layer", eps=1e-6, bias=True), num_learned_positions=num_positions,
         sinusoids="interleaved", embed_scale=root_of_size, lm_head_bias=True,
+        final_eps=number("layer_norm_epsilon", 1e-6),
     ),
     # EXAONE 3 and 3.5: Llama under GPT-2's names.
     "exaone": recipe(

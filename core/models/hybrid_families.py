@@ -320,7 +320,8 @@ def _rwkv(config: HFConfig) -> ModelSpec:
         )
         for i, layer in enumerate(spec.layers)
     )
-    return dataclasses.replace(spec, layers=layers, norm=layer_norm(config, "layer_norm_epsilon"), embed_norm=True)
+    norm = layer_norm(config, "layer_norm_epsilon")
+    return dataclasses.replace(spec, layers=layers, norm=norm, final_eps=1e-5, embed_norm=True)
 
 
 _qwen3_next = partial(

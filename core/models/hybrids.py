@@ -134,8 +134,8 @@ def mixer_modules(at: str, **more: str) -> Mapping[str, str | Stored]:
 
 def delta_modules(at: str, **projections: str) -> Mapping[str, str | Stored]:
     """Modules of the delta rule whose projections and convolutions stand apart; projections: how those besides
-    query, key and value are spelled, without _proj."""
-    convolutions = {f"mixer.{name}_conv": f"{at}{name}_conv1d" for name in "qkv"}
+    query, key and value are spelled, without _proj. transformers saves thirds of the convolution as those of each."""
+    convolutions = {f"mixer.{name}_conv": Stored(name=f"{at}{name}_conv1d", cut_anywhere=True) for name in "qkv"}
     names = {**{name: name for name in "qkv"}, **projections}
     return {
         **mixer_modules(at), **convolutions, "mixer.norm": f"{at}o_norm", "mixer.out_proj": f"{at}o_proj",

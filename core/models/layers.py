@@ -3,6 +3,7 @@
 Nothing here looks at a value, so that the walk can be run, captured or traced into a program.
 """
 
+import dataclasses
 from functools import partial
 
 from ..stages import Array
@@ -45,6 +46,8 @@ def walk(
             behind_layers[i] = stream.residual
     if spec.altup is not None:
         stream.residual = join_streams(scope, spec.altup, streams)
+    if spec.final_eps:
+        stream.norm = dataclasses.replace(stream.norm, eps=spec.final_eps)
     return stream.read(scope, "final_norm", spec.final_norm)
 
 

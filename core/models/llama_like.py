@@ -24,7 +24,8 @@ from .spec import (
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu",
-    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh", "gelu_python": "gelu", "tanh": "tanh", "sigmoid": "sigmoid",
 }  # fmt: skip
 """Activation functions as configs spell them."""
 

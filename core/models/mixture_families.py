@@ -235,7 +235,7 @@ def _laguna(config: HFConfig) -> ModelSpec:
         raise ModelError(f"moe_apply_router_weight_on_input in {config.file} must be false")
     attn: dict[str, Any] = {
         "gated": True,
-        "gate_by_head": config.get("gating", True) != "per-element",
+        "gate_by_head": config.get("gating", True) in (True, "per-head"),
         "gate_activation": "softplus",
     }
     if config.get("num_attention_heads_per_layer"):

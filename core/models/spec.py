@@ -498,6 +498,8 @@ class ModelSpec:
     """rows of a learned embedding of token types (which text of a pair); 0 has none"""
     final_norm: bool = True
     """normalise the last layer's output"""
+    final_eps: float = 0.0
+    """the epsilon of that norm; 0: the others'"""
     tie_word_embeddings: bool = False
     head_transform: "DenseSpec | None" = None
     """stands before the head"""

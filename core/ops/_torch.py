@@ -28,7 +28,7 @@ def torch_dtype(name: str) -> torch.dtype:
 def zeros(shape: tuple[int, ...], dtype: str, device: str) -> torch.Tensor:
     """A tensor of zeros. In host memory its pages are taken from the system only as they are written."""
     wanted = torch_dtype(dtype)
-    if device != "cpu":
+    if device != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=wanted, device=device)
     pages = np.zeros(math.prod(shape) * wanted.itemsize, np.uint8)
     return torch.from_numpy(pages).view(wanted).view(shape)

@@ -265,8 +265,11 @@ class _Resolver:
         if whole and is_whole:
             return _Resolved(param, self.take(param, whole, param.shape))
         pieces: list[_Piece] = []
-        for part, found in zip(cuts, parts, strict=True):
-            pieces += self.take(param, found, (part.rows, *param.shape[1:]))
+        rows, stored = [part.rows for part in cuts], [info.shape[0] for info in in_parts if info.shape]
+        if all(part.stored.cut_anywhere for part in parts) and len(stored) == len(rows) and sum(stored) == sum(rows):
+            rows = stored
+        for num_rows, found in zip(rows, parts, strict=True):
+            pieces += self.take(param, found, (num_rows, *param.shape[1:]))
         return _Resolved(param, tuple(pieces))
 
     def look_up(self, canonical: str) -> _Found | None:

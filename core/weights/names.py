@@ -34,6 +34,7 @@ class Stored:
     group as stored, by their place in the param's parts; empty: in that order.
     tiled: a query, key and value of heads, of which values are more; rows of the first two are stored once, and each
     stands for every so many-th head of values: they are repeated, all of them after another.
+    cut_anywhere: parts of a fused parameter may have any number of rows, as long as they make up the whole.
     rope_pairs: for a query or key projection whose output rows were reordered for interleaved rope (GGUF of
     Llama): the number of heads; rows go back to halves, [num_heads, head_dim / 2, 2] -> [num_heads, 2,
     head_dim / 2]. 0 leaves the rows.
@@ -60,6 +61,7 @@ class Stored:
     groups: int = 0
     order: tuple[int, ...] = ()
     tiled: bool = False
+    cut_anywhere: bool = False
     rope_pairs: int = 0
 
 

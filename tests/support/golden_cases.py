@@ -263,6 +263,8 @@ FLAGS = (
         has_sdpa=False,
     ),
     Case("internlm2_dynamic", "internlm2", INTERNLM2, lengths=(9, 50), twin="llama", respell=internlm2),
+    Case("llama_tanh", "llama", {"hidden_act": "tanh"}),
+    Case("gpt_neox_sigmoid", "gpt_neox", {"hidden_act": "sigmoid"}),
     Case("gemma4_equal_heads", "gemma4_text", {**GEMMA4, "head_dim": 24}),
     Case(
         "modernbert_decoder_window",

@@ -136,6 +136,8 @@ RECENT_FLAGS = (
     Case("flex_olmo_bias", "flex_olmo", {"attention_bias": True, "norm_topk_prob": True, "num_experts_per_tok": 3}),
     Case("nanochat_bias", "nanochat", {"attention_bias": True, "final_logit_softcapping": None}),
     Case("flint_plain", "flint", {**FLINT, "mlp_only_layers": [], "norm_topk_prob": False}, has_sdpa=False),
+    Case("ctrl_epsilon", "ctrl", {"dff": 88, "layer_norm_epsilon": 0.1}),
+    Case("laguna_ungated", "laguna", {**LAGUNA, "gating": False, "hidden_act": "gelu_accurate"}),
     Case("laguna_elements", "laguna", {**LAGUNA, "gating": "per-element", "moe_router_logit_softcapping": 2.0}),
     Case("mimo_v2_flash_biases", "mimo_v2_flash", {**MIMO, "attention_bias": True, "v_head_dim": 24}, has_sdpa=False),
     Case("bitnet_bias", "bitnet", {"attention_bias": True, "tie_word_embeddings": True}),

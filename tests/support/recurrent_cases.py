@@ -37,8 +37,8 @@ LFM3: Mapping[str, Any] = {
     "layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "head_dim": 16, "sliding_window": 6,
 }  # fmt: skip
 OLMO_DELTA: Mapping[str, Any] = {
-    # Saving cuts the convolution into equal parts, whatever the sizes of keys and values.
-    "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_num_value_heads": 4, "linear_value_head_dim": 16,
+    # Saving cuts the convolution into thirds, whatever the sizes of keys and values.
+    "linear_num_key_heads": 2, "linear_key_head_dim": 23, "linear_num_value_heads": 4, "linear_value_head_dim": 16,
 }  # fmt: skip
 KIMI: Mapping[str, Any] = {
     **HYBRID, "linear_num_heads": 4, "linear_head_dim": 16, "num_key_value_heads": 4, "q_lora_rank": None,
@@ -133,7 +133,13 @@ RECURRENT_FLAGS = (
     Case(
         "rwkv_sizes",
         "rwkv",
-        {"attention_hidden_size": 48, "intermediate_size": None, "rescale_every": 0, "tie_word_embeddings": True},
+        {
+            "attention_hidden_size": 48,
+            "intermediate_size": None,
+            "rescale_every": 0,
+            "tie_word_embeddings": True,
+            "layer_norm_epsilon": 0.1,
+        },
         has_sdpa=False,
     ),
     *(
@@ -142,6 +148,9 @@ RECURRENT_FLAGS = (
         if case.name in ("mamba", "mamba2", "jamba", "bamba", "qwen3_next", "minimax")
     ),
     Case("nemotron_h_gelu", "nemotron_h", {**NEMOTRON_H, "mamba_hidden_act": "gelu", "tie_word_embeddings": True}),
+    Case("mamba2_one_tap", "mamba2", {**MAMBA2, "conv_kernel": 1}, has_sdpa=False),
+    Case("lfm2_one_tap", "lfm2", {**CONV, "conv_L_cache": 1}),
+    Case("zamba2_heads", "zamba2", {**ZAMBA2, "attention_head_dim": 24}, lengths=(5, 4)),
     Case("minimax_window", "minimax", {**HYBRID, **MINIMAX, "sliding_window": 6}),
     Case("kimi_linear_untied", "kimi_linear", {**KIMI, "tie_word_embeddings": True}),
     Case(

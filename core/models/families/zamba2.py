@@ -46,7 +46,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
     limit = (config.number("time_step_min", 0.001), float("inf"))
     mixer = read_mamba2(config.replace(mamba_conv_bias=True, hidden_act="silu"), NormSpec(eps=1e-5))
     mixer = dataclasses.replace(mixer, dt_limit=limit)
-    head_dim = 2 * hidden_size // num_heads
+    head_dim = config.size("attention_head_dim", 2 * hidden_size // num_heads)
     attn = AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=config.size("num_key_value_heads", num_heads),
