@@ -17,6 +17,8 @@ from .suggest import did_you_mean
 AUTO: Final = "auto"
 EMULATED = "emulated"
 """Device id of a platform's real code path on this machine's processor; needs no device."""
+EMULATED_KV_BYTES = 64 << 20
+"""KV cache of an emulated device by default: enough to try a model out, and little enough to be walked over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

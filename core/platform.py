@@ -103,6 +103,8 @@ class Caps:
     capture: Literal["none", "graph", "compile", "tape"] = "none"
     shared_memory: bool = False
     """the device's memory is also that of other programs: auto takes a quarter of what is free, not all"""
+    auto_kv_bytes: int = 0
+    """what auto takes for the KV cache at most; 0: no limit"""
     bucketed: bool = False
     """the runner pads token and request counts to buckets"""
     step_tokens: int = DEFAULT_STEP_TOKENS

@@ -236,6 +236,9 @@ def resolve_capacity(
     if config.kv.kv_memory == "auto":
         available = int(free * (SHARED_MEMORY_SHARE if caps.shared_memory else OWN_MEMORY_SHARE))
         reason = f"auto: of {format_bytes(max(free, 0))} free beside the weights"
+        if 0 < caps.auto_kv_bytes < available:
+            available = caps.auto_kv_bytes
+            reason = f"auto: this device takes {format_bytes(available)}, unless --kv-memory says otherwise"
     else:
         available = parse_bytes(config.kv.kv_memory, name="kv_memory")
         reason = "asked for"

@@ -2,6 +2,7 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..config import KV_DTYPES
 from ..errors import DeviceLost, OutOfMemory, Unsupported
+from ..models.spec import ModelSpec
 from ..ops import OpTable, Selection, select_ops
 from ..ops.jax import FUNCTIONS, NAME
 from ..ops.table import DEFINITION
@@ -33,6 +35,8 @@ from .jax_sharding import (
     sharded_experts,
 )
 
+logger = logging.getLogger(__name__)
+
 _LOST = ("UNAVAILABLE", "DATA_LOSS", "ABORTED", "INTERNAL: Core halted")
 """How the runtime's messages begin when a device does not answer any more."""
 _PLACING = ("pack_linear", "pack_stacked", "upload", "to_device")
@@ -53,6 +57,9 @@ class JaxDevice(Device):
 
     Keeps the compiled programs of each model, so that a second runner of the same model compiles nothing.
     """
+
+    assumed_bytes: int = 0
+    """memory of one device whose runtime does not say how much it has; 0: it must say"""
 
     def __init__(self, *, info: DeviceInfo, caps: Caps, devices: Sequence[Any]) -> None:
         """devices: JAX's own objects, one rank each."""
@@ -79,14 +86,19 @@ class JaxDevice(Device):
         """What XLA is told for every program."""
         return {}
 
+    def compiles_ahead(self, spec: ModelSpec) -> bool:
+        """True if all programs are compiled before the first request, False if each is when it is needed."""
+        return True
+
     def memory(self) -> Memory:
         """Memory of all devices together, by the runtime's own count."""
         total = used = 0
         for device in self.mesh.devices.flat:
-            stats = device.memory_stats()
-            if stats is None:
+            stats = device.memory_stats() or {}
+            limit = stats.get("bytes_limit", self.assumed_bytes)
+            if not limit:
                 raise Unsupported(f"{self.info.id} does not say how much memory it has")
-            total, used = total + stats["bytes_limit"], used + stats["bytes_in_use"]
+            total, used = total + limit, used + (stats["bytes_in_use"] if stats else _live_bytes(device))
         return Memory(total_bytes=total, free_bytes=total - used, used_bytes=used)
 
     def close(self) -> None:
@@ -183,6 +195,13 @@ class JaxRunner(BucketedRunner):
                 self.config, self.ops, self.device.mesh, shapes, self.device.compiler_options()
             )
         self._programs = self.device.programs[key]
+
+    def warmup(self) -> None:
+        """Compile every bucket, where that is not left to the first step that needs it."""
+        if self.device.compiles_ahead(self.config.spec):
+            super().warmup()
+        else:
+            logger.info("programs: each is compiled when it is first needed (%d layers)", self.config.spec.num_layers)
 
     def program(self, bucket: Bucket) -> Callable[..., Any]:
         """The compiled program of a bucket."""
@@ -311,6 +330,12 @@ def _by_part(loaded: LoadedParam) -> list[Sequence[HostTensor]]:
         pieces.append([HostTensor(name=part.name, dtype="float32", shape=cut.shape, data=cut, file=whole.file)])
         start += part.rows
     return pieces
+
+
+def _live_bytes(device: Any) -> int:
+    """What this process's arrays take on one device."""
+    shards = (shard for array in jax.live_arrays() for shard in array.addressable_shards)
+    return sum(shard.data.nbytes for shard in shards if shard.device == device)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headrace.core.config import KV_DTYPES, EngineConfig
-from headrace.core.devices import EMULATED, rank_devices
+from headrace.core.devices import EMULATED, EMULATED_KV_BYTES, rank_devices
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Pending, Platform, RunnerConfig
@@ -89,6 +89,7 @@ class GaudiDevice(TorchDevice):
             capture="graph",
             bucketed=True,
             shared_memory=bridge is None,
+            auto_kv_bytes=EMULATED_KV_BYTES if bridge is None else 0,
             features=frozenset(FEATURES) - {"foreign_code", "images"},  # no recorded step has a place for them
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)

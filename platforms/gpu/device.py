@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from headrace.core.config import KV_DTYPES, EngineConfig
-from headrace.core.devices import EMULATED, rank_devices
+from headrace.core.devices import EMULATED, EMULATED_KV_BYTES, rank_devices
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Memory, OpProvider, Platform, RunnerConfig
@@ -98,6 +98,7 @@ class GpuDevice(TorchDevice):
             depth=1,
             capture="graph",
             shared_memory=self.is_emulated,
+            auto_kv_bytes=EMULATED_KV_BYTES if self.is_emulated else 0,
             features=frozenset(FEATURES),
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)

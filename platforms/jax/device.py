@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 
 from headrace.core.config import KV_DTYPES, EngineConfig
-from headrace.core.devices import EMULATED
+from headrace.core.devices import EMULATED, EMULATED_KV_BYTES
 from headrace.core.errors import DeviceUnavailable
 from headrace.core.ops.jax import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Platform
@@ -32,6 +32,7 @@ class Accelerators(JaxDevice):
             capture="compile",
             bucketed=True,
             shared_memory=shared_memory,
+            auto_kv_bytes=EMULATED_KV_BYTES if shared_memory else 0,
             features=FEATURES,
         )
         super().__init__(info=info, caps=caps, devices=devices)

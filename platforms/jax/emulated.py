@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from headrace.core.models.spec import ModelSpec
 from headrace.core.platform import DeviceInfo, Memory
 from headrace.core.runner.jax import JaxDevice
 
@@ -20,9 +21,16 @@ _QUICK_COMPILES = {
 }
 """An emulation is for trying things out: compiling takes a fifth of the time, and products are as fast as ever."""
 
+AHEAD_LAYERS = 8
+"""Models of more layers are compiled step by step."""
+
 
 class EmulatedJax(JaxDevice):
     """Mix in before a JaxDevice: JAX does not count memory on a processor, the machine does."""
+
+    def compiles_ahead(self, spec: ModelSpec) -> bool:
+        """Only a small model's: a program of 30 layers takes ten seconds and more, and there are dozens."""
+        return spec.num_layers <= AHEAD_LAYERS
 
     def compiler_options(self) -> Mapping[str, Any]:
         """Those options that this version of XLA has."""

@@ -10,6 +10,8 @@ class NeuronDevice(Accelerators):
 
     unit = "cores"
     dtypes = ("bfloat16", "float16", "float32")
+    assumed_bytes = 12 << 30
+    """of a NeuronCore-v3 (8 share 96 GiB), the least that a core has"""
 
 
 class EmulatedNeuron(EmulatedJax, NeuronDevice):

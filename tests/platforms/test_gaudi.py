@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from headrace import LLM
 from headrace.core.config import DeviceConfig, EngineConfig
 from headrace.core.devices import find_platforms, open_device
 from headrace.core.errors import DeviceUnavailable, Unsupported
@@ -26,6 +27,7 @@ from headrace.platforms.conformance.registry import Subject
 from headrace.platforms.gaudi import detect
 from headrace.platforms.gaudi.device import GaudiPlatform, HpuGraphs
 from headrace.platforms.static.ops import static_provider
+from tiny_server_model import tiny_server_model
 
 CHECKS = (
     "attention.window_softcap.bfloat16",
@@ -255,3 +257,16 @@ def test_the_bridge_is_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     replay()
     assert result == 7
     assert bridge.asked == ["stream default", "capture_begin", "step", "capture_end", "replay", "replay"]
+
+
+def test_an_emulation_takes_little_memory_unless_it_is_told_to(tmp_path: Path) -> None:
+    """Its steps walk over the whole cache; a quarter of a machine's memory would take minutes a token."""
+    folder = str(tiny_server_model(tmp_path / "model"))
+    for kv_memory, most in (("auto", 64 << 20), ("96MiB", 96 << 20)):
+        with LLM(
+            folder, device="gaudi:emulated", load_format="dummy", kv_memory=kv_memory, max_num_seqs=2048, threads=1
+        ) as llm:
+            assert 0.9 * most < llm.built.capacity.kv.total_bytes <= most
+            assert llm.built.capacity.reason.startswith(
+                "auto: this device takes 64.0 MiB" if kv_memory == "auto" else "asked"
+            )

@@ -24,9 +24,12 @@ pytest.importorskip("jax", reason="jax is not installed: pip install 'headrace[t
 import jax
 
 from headrace.core.ops.jax import FUNCTIONS
-from headrace.core.runner.jax import JaxRunner
+from headrace.core.runner.jax import JaxRunner, host_devices
 from headrace.platforms.conformance.kit import all_checks, run_check
 from headrace.platforms.conformance.registry import Subject
+from headrace.platforms.jax.emulated import emulated_info
+from headrace.platforms.neuron.device import NeuronDevice
+from headrace.platforms.tpu.device import TpuChips
 
 CHECKS = (
     "attention.window_softcap.bfloat16",
@@ -138,6 +141,36 @@ def test_two_devices_give_the_tokens_of_one() -> None:
     (alone, together), collectives = json.loads(run.stdout.splitlines()[-1])
     assert together == alone
     assert collectives == {"all-reduce": 4}, "two for each of two layers; nothing else moves"
+
+
+def test_cores_that_do_not_say_how_much_memory_they_have_are_taken_for_small_ones() -> None:
+    """JAX on a processor gives no memory_stats(), as some releases of Neuron's plugin give none."""
+    core, other = (
+        kind(info=emulated_info("neuron"), devices=host_devices()[:1]) for kind in (NeuronDevice, TpuChips)
+    )
+    assert core.mesh.devices.flat[0].memory_stats() is None
+    before = core.memory()
+    kept = jax.numpy.ones(1 << 20, np.float32)
+    after = core.memory()
+    assert after.total_bytes == before.total_bytes == 12 << 30
+    assert after.used_bytes - before.used_bytes == kept.nbytes
+    assert after.free_bytes == after.total_bytes - after.used_bytes
+    with pytest.raises(Unsupported, match="does not say how much memory it has"):
+        other.memory()
+
+
+def test_an_emulation_compiles_large_models_step_by_step(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    device = open_on("neuron:emulated")
+    small, large = (tiny_config(tiny_spec(num_layers=count)) for count in (2, 9))
+    for config, count in ((small, None), (large, 0)):
+        runner = load_runner(device, config)
+        driver = Driver(runner, config)
+        assert isinstance(runner, JaxRunner)
+        assert runner.num_programs == (len(runner.buckets.all()) if count is None else count)
+    assert "each is compiled when it is first needed (9 layers)" in caplog.text
+    assert len(driver.generate([3, 5, 7], 2)) == 2
+    assert 0 < runner.num_programs < len(runner.buckets.all())
 
 
 EXPERTS_AND_LATENTS = """
