@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .errors import ConfigError
+from .other_names import known_names
 
 MAX_BEAMS = 10
 
 
+@known_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
     """How beams are searched."""

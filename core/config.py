@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
 from .errors import ConfigError
+from .other_names import other_name
 from .suggest import did_you_mean
 from .units import parse_bytes
 
@@ -264,7 +265,7 @@ class EngineConfig:
         groups: dict[str, dict[str, Any]] = {}
         for name, value in options.items():
             if name not in known:
-                raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}")
+                raise ConfigError(f"unknown option {name!r}{other_name(name) or did_you_mean(name, known)}")
             groups.setdefault(known[name], {})[name] = value
         types = _group_types()
         return cls(**{name: types[name](**values) for name, values in groups.items()})

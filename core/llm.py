@@ -142,6 +142,10 @@ class LLM:
             raise ModelError("this model was loaded with skip_tokenizer_init, so it has no tokenizer")
         return self.built.tokenizer
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The same, by vLLM's name."""
+        return self.tokenizer
+
     @property
     def max_model_len(self) -> int:
         """Tokens that prompt and output may have together."""
@@ -169,10 +173,11 @@ class LLM:
         *,
         priority: Sequence[int] | int = 0,
         cache_salt: str = "",
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete one or more prompts; the results come in the order of the prompts.
 
-        All prompts are checked before any runs. Raises RequestError.
+        use_tqdm: vLLM's; no bar is drawn. All prompts are checked before any runs. Raises RequestError.
         """
         many = as_many(prompts, "prompts", is_one_prompt)
         return self._run(many, self._tokens, sampling_params, priority, cache_salt)

@@ -13,7 +13,9 @@ from typing import Any, get_args
 
 from .config import EngineConfig, all_options
 from .errors import ConfigError
+from .other_names import other_name
 from .suggest import did_you_mean
+from .units import parse_count
 
 PREFIX = "HEADRACE_"
 OTHER_VARIABLES: Mapping[str, str] = {
@@ -125,7 +127,7 @@ def _from_file(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: [{key}] is a table; options are flat keys such as max-model-len = 4096")
         if name not in options:
             known = [option.replace("_", "-") if "-" in key else option for option in options]
-            raise ConfigError(f"{path}: unknown option {key!r}{did_you_mean(key, known)}")
+            raise ConfigError(f"{path}: unknown option {key!r}{other_name(key) or did_you_mean(key, known)}")
         if name in chosen:
             raise ConfigError(f"{path}: option {name} stands there twice, with dashes and with underscores")
         base, has_auto = _base_type(options[name][1])
@@ -156,7 +158,7 @@ def _parse(text: str, field: dataclasses.Field[Any], origin: str) -> bool | int:
             raise ConfigError(f"{origin} must be one of {', '.join(_BOOLEANS)}; got {text!r}")
         return _BOOLEANS[text.lower()]
     try:
-        return int(text)
+        return parse_count(text)
     except ValueError:
         raise ConfigError(f"{origin} must be {_described(field)}, got {text!r}") from None
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import ModelError, RequestError
 from ..models.config import HFConfig
 from ..models.spec import ModelSpec
+from ..other_names import known_names
 from ..sampling.params import SamplingParams
 from ..stages import EncoderInput, FloatArray
 from ..suggest import did_you_mean
@@ -29,6 +30,7 @@ _LEAST_FRAMES = 10
 Task = Literal["transcribe", "translate"]
 
 
+@known_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionParams:
     """What is asked of a recording."""

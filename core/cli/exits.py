@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     except BaseException as error:  # noqa: BLE001 - the border of the program: every error gets its exit code
         if debug and not isinstance(error, SystemExit):
             traceback.print_exc()
-        return _exit_code(error)
+        return _exit_code(error, arguments)
 
 
 def leave(code: int) -> NoReturn:
@@ -109,7 +109,7 @@ def print_error(reason: str, remedies: Sequence[str] = ()) -> None:
         return
 
 
-def _exit_code(error: BaseException) -> int:
+def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
     """Print what there is to say of an exception, and give the exit code it stands for."""
     import click
 
@@ -131,7 +131,7 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, click.ClickException):
         context = getattr(error, "ctx", None)
         help_command = f"{context.command_path} --help" if context is not None else "headrace --help"
-        print_error(_lower_first(error.format_message()), [help_command])
+        print_error(_no_such_option(error, arguments) or _lower_first(error.format_message()), [help_command])
         return USAGE
     if isinstance(error, MemoryError):
         print_error("the host is out of memory", ["--max-model-len N", "--kv-memory SIZE", "headrace plan MODEL"])
@@ -152,6 +152,28 @@ def _exit_code(error: BaseException) -> int:
         ["HEADRACE_DEBUG=1 shows where", "report it with that output"],
     )
     return INTERNAL
+
+
+def _no_such_option(error: BaseException, arguments: Sequence[str]) -> str:
+    """What to say of an option that other engines have; "" for other errors."""
+    import click
+
+    from ..config import all_options
+    from ..other_names import other_name
+    from ..settings import flag_of, variable_of
+
+    if not isinstance(error, click.NoSuchOption):
+        return ""
+    name = error.option_name
+
+    def spell(ours: str) -> str:
+        has_flag = error.ctx is not None and any(param.name == ours for param in error.ctx.command.params)
+        return flag_of(ours) if has_flag else variable_of(ours) if ours in all_options() else f"{ours} of a request"
+
+    # Of letters behind one dash click names the first alone.
+    typed = next((each for each in arguments if each.startswith(name)), name)
+    hint = other_name(typed, spell) or other_name(name, spell)
+    return f"no such option {typed.partition('=')[0]!r}{hint}" if hint else ""
 
 
 def _has_folder() -> bool:

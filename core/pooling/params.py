@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from ..errors import RequestError
+from ..other_names import known_names
 
 
+@known_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
     """Parameters of one request for a vector; validated when made. Raises RequestError."""

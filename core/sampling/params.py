@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RequestError
+from ..other_names import known_names
 from ..structured.params import StructuredOutputParams
 
 GREEDY_EPSILON = 1e-5
@@ -18,6 +19,7 @@ MAX_FACTOR = 1e6
 """Temperature, and repetition_penalty or its inverse, at most: beyond it logits lose themselves in 32 bits."""
 
 
+@known_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Parameters of one request; validated when made, never changed. Raises RequestError."""

@@ -120,6 +120,18 @@ class Tokenizer:
         strip = self.decoding.strip
         return text[:strip].lstrip(" ") + text[strip:]
 
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, tokenize: bool = True, **options: Any
+    ) -> str | list[int]:
+        """The prompt that the model's chat template makes of messages (`ChatTemplate.render`), as token ids or text.
+        Unlike the template, which begins an answer, transformers' method does so with add_generation_prompt alone.
+        Raises RequestError, or ModelError without a template."""
+        from .chat import ChatTemplate
+
+        options.setdefault("add_generation_prompt", False)
+        text = ChatTemplate(self.chat_template or {}, self.special_tokens).render(messages, **options)
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
     def token_text(self, token_id: int) -> str:
         """One token's own text: with its leading space, U+FFFD where it holds a part of a character; "" for an
         id without a token."""
