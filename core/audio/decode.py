@@ -16,6 +16,8 @@ from .mel import SAMPLE_RATE
 
 REMEDIES = ("pip install 'headrace[audio]'", "install ffmpeg", "convert it to WAV")
 _FFMPEG_TIMEOUT_S = 300
+_STREAMED_BYTES = 0x7FFF0000
+"""A WAV file that a program wrote before it knew its length says this much or more."""
 
 
 def read_audio(source: str | Path | bytes) -> FloatArray:
@@ -82,6 +84,9 @@ def _read_wav(data: bytes, name: str) -> tuple[npt.NDArray[Any], int] | None:
                 (code,) = struct.unpack_from("<H", body, 24)
             form = (code, channels, rate, bits)
         if kind == b"data" and form is not None:
+            if len(body) < size < _STREAMED_BYTES:
+                reason = f"{name} is cut off: its header says {size} bytes of sound, {len(body)} are there"
+                raise RequestError(reason, code="invalid_audio", remedies=["the whole file"])
             code, channels, rate, bits = form
             samples = _wav_samples(body, code, bits)
             if samples is None or not channels:

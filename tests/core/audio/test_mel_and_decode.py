@@ -93,3 +93,9 @@ def test_what_is_no_sound_is_an_error(tmp_path: Path) -> None:
         read_audio(b"RIFF\0\0\0\0WAVEfmt ")
     with pytest.raises(RequestError, match="cannot be read: No such file"):
         read_audio(tmp_path / "none.wav")
+    whole = wav(bytes(100), code=1, bits=16)
+    with pytest.raises(RequestError, match="cut off: its header says 100 bytes of sound, 40 are there"):
+        read_audio(whole[:-60])
+    for unknown in (0x7FFFFFFF, 0xFFFFFFFF):  # as ffmpeg and sox write into a pipe
+        streamed = whole.replace(b"data" + struct.pack("<I", 100), b"data" + struct.pack("<I", unknown))
+        assert len(read_audio(streamed)) == len(read_audio(whole))
