@@ -334,7 +334,8 @@ def _by_part(loaded: LoadedParam) -> list[Sequence[HostTensor]]:
 
 def _live_bytes(device: Any) -> int:
     """What this process's arrays take on one device."""
-    shards = (shard for array in jax.live_arrays() for shard in array.addressable_shards)
+    arrays = jax.live_arrays()  # type: ignore[no-untyped-call]
+    shards = (shard for array in arrays for shard in array.addressable_shards)
     return sum(shard.data.nbytes for shard in shards if shard.device == device)
 
 
