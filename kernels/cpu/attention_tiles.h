@@ -18,7 +18,7 @@ constexpr int kNumPanels = kSegment / kKeyPanel;
 // Whether the products are bf16 dot products: query (T) and cache (C) are bf16 and the tier has the instruction.
 template <class T, class C>
 constexpr bool uses_dot() {
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_BF16
     return __is_same(T, bf16) && __is_same(C, bf16);
 #else
     return false;
@@ -43,7 +43,7 @@ constexpr int positions_in_a_row() {
 // acc + the products of a vector with a word: two bf16 in each lane with a dot product, one float without.
 template <bool kDot, class Vector>
 INLINE V mac(V acc, Vector a, uint32_t word) {
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_BF16
     if constexpr (kDot) return dot_bf16(acc, a, splat_word(word));
     else
 #endif

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 
 #ifdef __x86_64__
@@ -28,6 +29,9 @@ const Kernels *table();
 namespace avx512 {
 const Kernels *table();
 }
+namespace avx512_vnni {
+const Kernels *table();
+}
 namespace avx512_bf16 {
 const Kernels *table();
 }
@@ -44,6 +48,9 @@ namespace sve256 {
 const Kernels *table();
 }
 namespace emulated_avx512 {
+const Kernels *table();
+}
+namespace emulated_avx512_vnni {
 const Kernels *table();
 }
 namespace emulated_avx512_bf16 {
@@ -91,8 +98,17 @@ bool os_saves(unsigned long long mask) {
            bit(seven.ebx, 31);  // F, DQ, BW, VL
 }
 
-[[maybe_unused]] bool has_avx512_bf16() {
-    return has_avx512() && bit(cpuid(7, 0).ecx, 11) && bit(cpuid(7, 1).eax, 5);  // VNNI, BF16
+[[maybe_unused]] bool has_avx512_vnni() { return has_avx512() && bit(cpuid(7, 0).ecx, 11); }
+
+[[maybe_unused]] bool has_avx512_bf16() { return has_avx512_vnni() && bit(cpuid(7, 1).eax, 5); }
+
+// Intel's cores since Sapphire Rapids (they have AVX512-FP16) take two cycles for a dot product of bf16, in which they
+// could do four multiply-adds of floats: 32 products in the place of 64. They leave bf16 to AMX, which not every virtual
+// machine shows.
+bool has_slow_bf16() {
+    const Cpuid vendor = cpuid(0, 0);
+    const bool is_intel = vendor.ebx == 0x756E6547 && vendor.edx == 0x49656E69 && vendor.ecx == 0x6C65746E;
+    return is_intel && bit(cpuid(7, 0).edx, 23);
 }
 
 // Tiles must be asked for: the kernel keeps their 8 KiB only for processes that use them.
@@ -146,12 +162,21 @@ const Tier &find(const std::string &name, const std::string &origin) {
     throw std::invalid_argument(origin + " names an unknown tier '" + name + "'; this build has: " + names(false));
 }
 
+// Whether the tier before it is faster on this CPU.
+bool is_slow([[maybe_unused]] const Tier &tier) {
+#ifdef __x86_64__
+    return std::strcmp(tier.name, "avx512_bf16") == 0 && has_slow_bf16();
+#else
+    return false;
+#endif
+}
+
 const Tier &choose() {
     const char *forced = std::getenv("HEADRACE_CPU_ISA");
     if (forced != nullptr && *forced != '\0') return find(forced, "HEADRACE_CPU_ISA");
     const Tier *best = nullptr;
     for (const Tier &tier : compiled_tiers())
-        if (!tier.is_emulated && tier.is_supported()) best = &tier;
+        if (!tier.is_emulated && tier.is_supported() && !is_slow(tier)) best = &tier;
     return *best;
 }
 
@@ -167,6 +192,9 @@ const std::vector<Tier> &compiled_tiers() {
 #endif
 #ifdef HEADRACE_TIER_avx512
         {"avx512", avx512::table, has_avx512, false},
+#endif
+#ifdef HEADRACE_TIER_avx512_vnni
+        {"avx512_vnni", avx512_vnni::table, has_avx512_vnni, false},
 #endif
 #ifdef HEADRACE_TIER_avx512_bf16
         {"avx512_bf16", avx512_bf16::table, has_avx512_bf16, false},
@@ -185,6 +213,9 @@ const std::vector<Tier> &compiled_tiers() {
 #endif
 #ifdef HEADRACE_TIER_emulated_avx512
         {"emulated_avx512", emulated_avx512::table, always, true},
+#endif
+#ifdef HEADRACE_TIER_emulated_avx512_vnni
+        {"emulated_avx512_vnni", emulated_avx512_vnni::table, always, true},
 #endif
 #ifdef HEADRACE_TIER_emulated_avx512_bf16
         {"emulated_avx512_bf16", emulated_avx512_bf16::table, always, true},

@@ -20,7 +20,7 @@ constexpr int kQuads = 8;  // quads of columns in a group
 // products of a word, and ends), quads_of_part (quads that a part may take).
 
 struct ByWords {  // of four int8 with a dot product, else two of two int16: columns 0 and 2 of the quad, then 1 and 3
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_I8
     static constexpr int kWordsPerQuad = 1;
 #else
     static constexpr int kWordsPerQuad = 2;
@@ -30,7 +30,7 @@ struct ByWords {  // of four int8 with a dot product, else two of two int16: col
     static INLINE Part begin(I sum) { return sum; }
     template <int bits>
     static INLINE Part mac(Part part, I w, uint32_t x) {
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_I8
         return dot_u8_i8(part, w, splat_word(x));
 #else
         return dot_i16(part, w, splat_word(x));
@@ -77,7 +77,7 @@ struct Group {
 // What the words of `read_quad` have too much.
 template <Format format>
 constexpr int32_t zero_of() {
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_I8
     if (format == Format::q8_0) return 128;  // they are made unsigned for the dot product
 #endif
     return BlockShape::of(format).zero;
@@ -141,7 +141,7 @@ template <Format format, class Multiply>
 INLINE void read_quad(const BlockReader<format> &blocks, int u, int v, I *words) {
     const I word = blocks.quad(u, v);
     if constexpr (Multiply::kWordsPerQuad == 1) {
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_I8
         words[0] = format == Format::q8_0 ? word ^ splat_word(0x80808080) : word;
 #else
         words[0] = word;

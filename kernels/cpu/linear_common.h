@@ -23,7 +23,8 @@ constexpr int64_t kBadStride = 512;
 
 // ---- readers: a packed panel as words, four (one for each chain) at a time --------------------------------------
 // Each has: Word (V or I), Acc, kColumns (columns in a word), kIsCheap (reading costs less than a tile's detour), kIsRaw
-// (the panel is a run of words), next(Word[kChains][kVecs]), mac(acc, w, x word).
+// (a tile takes words from the panel as it lies), next(Word[kChains][kVecs]), mac(acc, w, x word). A raw panel has
+// kWordBytes for each word of its rows, and those of chain c from chain_at(c) on; word<c % 2>(data) reads a vector.
 
 struct FloatProducts {
     using Word = V;
@@ -31,6 +32,10 @@ struct FloatProducts {
     static constexpr int kColumns = 1;
     static constexpr bool kIsCheap = true;
     static constexpr bool kIsRaw = false;
+    static constexpr int64_t kWordBytes = kPanel * 4;
+    static constexpr int64_t chain_at(int c) { return c * kWordBytes; }
+    template <int>
+    static INLINE Word word(const char *data) { return load<Word>(data); }
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return fma(w, splat(bits_as<float>(x)), acc); }
 };
 
@@ -47,7 +52,18 @@ struct ReadF32 : FloatProducts {
     }
 };
 
+// Widened by each tile where it has registers for that.
+constexpr bool kWidensInTiles = kLanes == 16;
+
 struct ReadF16 : FloatProducts {
+    static constexpr bool kIsRaw = kWidensInTiles;
+    static constexpr int64_t kWordBytes = kIsRaw ? kPanel * 2 : kPanel * 4;
+    static constexpr int64_t chain_at(int c) { return c * kWordBytes; }
+    template <int>
+    static INLINE V word(const char *data) {
+        if constexpr (kIsRaw) return load_as_float(reinterpret_cast<const f16 *>(data));
+        return load<V>(data);
+    }
     const char *data;
     ReadF16(const Weight &, const char *panel) : data(panel) {}
     INLINE void next(V (&w)[kChains][kVecs]) {
@@ -60,6 +76,15 @@ struct ReadF16 : FloatProducts {
 };
 
 struct ReadBF16 : FloatProducts {
+    static constexpr bool kIsRaw = kWidensInTiles;
+    static constexpr int64_t kWordBytes = kIsRaw ? kPanel * 2 : kPanel * 4;
+    static constexpr int64_t chain_at(int c) { return c / 2 * kPanel * 4; }
+    template <int kHalf>
+    static INLINE V word(const char *data) {
+        const I both = load<I>(data);
+        if constexpr (kIsRaw) return bits_as<V>(kHalf ? both & splat_word(0xFFFF0000) : both << 16);
+        return bits_as<V>(both);
+    }
     const char *data;
     ReadBF16(const Weight &, const char *panel) : data(panel) {}
     INLINE void next(V (&w)[kChains][kVecs]) {
@@ -107,12 +132,16 @@ struct ReadBlocks : FloatProducts {
     }
 };
 
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_I8
 // Words that the arithmetic takes as they lie.
 struct DotProducts {
     using Word = I;
     static constexpr bool kIsCheap = true;
     static constexpr bool kIsRaw = true;
+    static constexpr int64_t kWordBytes = kPanel * 4;
+    static constexpr int64_t chain_at(int c) { return c * kWordBytes; }
+    template <int>
+    static INLINE Word word(const char *data) { return load<Word>(data); }
     const char *data;
     DotProducts(const Weight &, const char *panel) : data(panel) {}
     INLINE void next(I (&w)[kChains][kVecs]) {
@@ -124,19 +153,21 @@ struct DotProducts {
     }
 };
 
-struct ReadDotBF16 : DotProducts {
-    using Acc = V;
-    using DotProducts::DotProducts;
-    static constexpr int kColumns = 2;
-    static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_bf16(acc, w, splat_word(x)); }
-};
-
 struct ReadInt8 : DotProducts {
     using Acc = I;
     using DotProducts::DotProducts;
     static constexpr int kColumns = 4;
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_u8_i8(acc, splat_word(x), w); }
 };
+
+#ifdef HEADRACE_HAS_DOT_BF16
+struct ReadDotBF16 : DotProducts {
+    using Acc = V;
+    using DotProducts::DotProducts;
+    static constexpr int kColumns = 2;
+    static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_bf16(acc, w, splat_word(x)); }
+};
+#endif
 #else
 struct ReadInt8 {
     using Word = I;
@@ -144,6 +175,8 @@ struct ReadInt8 {
     static constexpr int kColumns = 2;
     static constexpr bool kIsCheap = true;
     static constexpr bool kIsRaw = false;
+    template <int>
+    static INLINE Word word(const char *data) { return load<Word>(data); }
     const char *data;
     ReadInt8(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_i16(acc, w, splat_word(x)); }
@@ -218,7 +251,7 @@ INLINE void read_x(const T *x, int64_t cols, int64_t num_words, uint32_t *words,
 
 // int8: an integer sum as a float. `sums` are the weights' own, for x that was made unsigned.
 INLINE V dequantize(I total, V w_scales, const int32_t *sums, float x_scale) {
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_I8
     total = total - load<I>(sums) * 128;
 #else
     (void)sums;
@@ -266,7 +299,7 @@ void run_format(const LinearArgs &args, const Context &context) {
     switch (args.weight.format) {
         case Format::f32: return Path::template run<ReadF32, T>(args, context);
         case Format::bf16:
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_BF16
             if constexpr (__is_same(T, bf16)) return Path::template run<ReadDotBF16, T>(args, context);
 #endif
             return Path::template run<ReadBF16, T>(args, context);

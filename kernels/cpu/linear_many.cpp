@@ -2,7 +2,8 @@
 //
 // Work is cut into blocks of rows of x (which stay in L2) times tiles of panels; a thread takes a run of them. A tile
 // goes over the columns in pieces, so that its rows of x stay in L1, and over each piece once per chain. Formats whose
-// words are not what the arithmetic takes are unpacked once for all rows of a block.
+// words are not what the arithmetic takes are unpacked once for all rows of a block, or, if that is one instruction and
+// there are registers for it, by each tile for itself.
 #include "linear_common.h"
 #include "unroll.h"
 
@@ -49,6 +50,27 @@ constexpr int num_chains() {
     return __is_same(typename Reader::Acc, I) ? 1 : kChains;
 }
 
+// A word of each row of a panel.
+template <class Reader>
+constexpr int64_t word_bytes() {
+    if constexpr (Reader::kIsRaw) return Reader::kWordBytes;
+    return kPanel * 4;
+}
+
+// Where the words of a chain begin in a piece of a panel.
+template <class Reader>
+int64_t chain_at(int chain, int64_t count) {
+    if constexpr (Reader::kIsRaw) return Reader::chain_at(chain);
+    return chain * (count / num_chains<Reader>()) * kPanel * 4;
+}
+
+// Whether chains 0 and 1 are halves of the same words, and so are 2 and 3.
+template <class Reader>
+constexpr bool has_halves() {
+    if constexpr (Reader::kIsRaw) return Reader::chain_at(1) == 0;
+    return false;
+}
+
 // Add the products of a piece to the sums of kRows rows, chain by chain. After the last piece put(row, vector, total)
 // takes the results. With each step over the columns ahead_step bytes of the next piece are fetched, from `ahead` on.
 template <class Reader, int kRows, class Put>
@@ -57,11 +79,10 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
     using Acc = typename Reader::Acc;
     using Word = typename Reader::Word;
     constexpr int kNum = num_chains<Reader>();
-    constexpr int64_t kWordBytes = kPanel * 4, kStepBytes = Reader::kIsRaw ? kNum * kWordBytes : kWordBytes;
-    const int64_t chain_bytes = Reader::kIsRaw ? kWordBytes : piece.count / kNum * kWordBytes;
+    constexpr int64_t kStepBytes = (Reader::kIsRaw ? kNum : 1) * word_bytes<Reader>();
     const auto sum_at = [=](int r, int c, int v) { return sums + (r * kChains + c) * kTileBytes + v * kLanes * 4; };
     const auto each = [](const auto &body) INLINE_LAMBDA { unroll_tile<kRows, kTileVecs>(body); };
-    for (int c = 0; c < kNum; ++c) {
+    const auto add = [&](int c, auto half) INLINE_LAMBDA {
         Acc acc[kRows][kTileVecs];
         if (piece.is_first)
             each([&](auto r, auto v) INLINE_LAMBDA { acc[r][v] = Acc{}; });
@@ -69,7 +90,7 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
             each([&](auto r, auto v) INLINE_LAMBDA { acc[r][v] = load<Acc>(sum_at(r, c, v)); });
         RowPointers<kRows> rows(x + c, x_stride * 4);
         const char *panels[kTilePanels];
-        for (int p = 0; p < kTilePanels; ++p) panels[p] = piece.panels[p] + c * chain_bytes;
+        for (int p = 0; p < kTilePanels; ++p) panels[p] = piece.panels[p] + chain_at<Reader>(c, piece.count);
         for (int64_t j = 0; j < piece.count; j += kNum) {
             Word w[kTileVecs];
             if constexpr (Reader::kIsRaw) {
@@ -77,7 +98,7 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
                 ahead += ahead_step;
             }
             unroll<kTileVecs>([&](auto v) INLINE_LAMBDA {
-                w[v] = load<Word>(panels[v / kVecs] + v % kVecs * kLanes * 4);
+                w[v] = Reader::template word<decltype(half)::value>(panels[v / kVecs] + v % kVecs * kLanes * 4);
             });
             for (int p = 0; p < kTilePanels; ++p) panels[p] += kStepBytes;
             each([&](auto r, auto v) INLINE_LAMBDA {
@@ -98,6 +119,14 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
             end([&](int r, int v, Acc sum) INLINE_LAMBDA {
                 put(r, v, load<Acc>(sum_at(r, 0, v)) + (load<Acc>(sum_at(r, 2, v)) + sum));
             });
+    };
+    for (int c = 0; c < kNum; ++c) {
+        if constexpr (has_halves<Reader>())
+            if (c % 2 != 0) {
+                add(c, Int<1>{});
+                continue;
+            }
+        add(c, Int<0>{});
     }
 }
 
@@ -106,12 +135,13 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
 template <class Reader, class T>
 void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece, char *sums,
            const ScaledTarget<T> &target) {
+    constexpr int64_t kWordBytes = word_bytes<Reader>();
     for (int64_t r = 0; r < rows;) {
         const auto of = [&](auto size) INLINE_LAMBDA {
             constexpr int kRows = decltype(size)::value;
             const ScaledTarget<T> here = target;  // stores could change what `target` refers to, not this
-            tile<Reader, kRows>(x + r * x_stride, x_stride, piece, r * piece.count * kPanel * 4 / rows,
-                                kPanel * 4 * kRows / rows + 1, piece.is_whole() ? sums : sums + r * kChains * kTileBytes,
+            tile<Reader, kRows>(x + r * x_stride, x_stride, piece, r * piece.count * kWordBytes / rows,
+                                kWordBytes * kRows / rows + 1, piece.is_whole() ? sums : sums + r * kChains * kTileBytes,
                                 [=](int i, int v, typename Reader::Acc total) INLINE_LAMBDA {
                                     here.put(r + i, v, total);
                                 });
@@ -145,7 +175,7 @@ class Panels {
         for (int p = 0; p < kTilePanels; ++p) {
             if constexpr (Reader::kIsRaw) {
                 piece.panels[p] = readers_[p].data;
-                readers_[p].data += piece.count * kPanel * 4;
+                readers_[p].data += piece.count * Reader::kWordBytes;
                 piece.next[p] = readers_[p].data + (piece.is_last ? to_next_tile_ : 0);
             } else {
                 char *to = unpacked + p * kPieceWords * kPanel * 4;

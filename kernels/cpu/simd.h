@@ -287,7 +287,7 @@ INLINE V load_as_float(const i8 *data) {
 // Floats to a dtype, to nearest even; a NaN stays one.
 INLINE void store_from_float(float *data, V value) { store(data, value); }
 INLINE void store_from_float(bf16 *data, V value) {
-#if defined(HEADRACE_HAS_512) && defined(HEADRACE_HAS_DOT)
+#if defined(HEADRACE_HAS_512) && defined(HEADRACE_HAS_DOT_BF16)
     store(data, _mm512_cvtneps_pbh(value));  // takes subnormal numbers for zero
 #else
     const U word = bits_as<U>(value);
@@ -362,7 +362,7 @@ INLINE I dot_i16(I acc, I w, I x) {
 #endif
 }
 
-#ifdef HEADRACE_HAS_DOT
+#ifdef HEADRACE_HAS_DOT_I8
 // acc + dot product of four uint8 of x and four int8 of w, in each lane.
 INLINE I dot_u8_i8(I acc, I x, I w) {
 #if defined(HEADRACE_HAS_512)
@@ -381,7 +381,9 @@ INLINE I dot_u8_i8(I acc, I x, I w) {
     return acc;
 #endif
 }
+#endif
 
+#ifdef HEADRACE_HAS_DOT_BF16
 // acc + w.lo * x.lo + w.hi * x.hi, for pairs of bf16 in each lane.
 INLINE V dot_bf16(V acc, I w, I x) {
 #if defined(HEADRACE_HAS_512)

@@ -16,6 +16,7 @@ _AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 _TIERS: tuple[tuple[str, set[str]], ...] = (
     ("amx", _AVX512 | {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni"}),
     ("avx512-bf16+vnni", _AVX512 | {"avx512_bf16", "avx512_vnni"}),
+    ("avx512-vnni", _AVX512 | {"avx512_vnni"}),
     ("avx512", _AVX512),
     ("avx2", _AVX2),
     ("neon-bf16", {"asimd", "bf16"}),

@@ -33,7 +33,11 @@ def test_a_tier_is_forced_by_the_environment(tier: str) -> None:
 
 def test_by_default_the_fastest_tier_runs() -> None:
     real = [tier for tier in ops.supported_tiers() if not tier.startswith("emulated")]
-    assert child("print(ops.isa())", HEADRACE_CPU_ISA="").stdout == f"{real[-1]}\n"
+    cpuinfo = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+    fastest = real[-1]
+    if fastest == "avx512_bf16" and "GenuineIntel" in cpuinfo and "avx512_fp16" in cpuinfo:
+        fastest = "avx512_vnni"  # since Sapphire Rapids dot products of bf16 are slower than multiply-adds of floats
+    assert child("print(ops.isa())", HEADRACE_CPU_ISA="").stdout == f"{fastest}\n"
 
 
 def test_an_unknown_tier_is_an_error_of_the_first_kernel() -> None:

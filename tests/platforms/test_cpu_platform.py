@@ -295,6 +295,7 @@ def test_two_threads_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.
         ("avx2 fma f16c", "avx2"),
         (AVX512, "avx512"),
         (f"{AVX512} avx512_bf16", "avx512"),
+        (f"{AVX512} avx512_vnni", "avx512-vnni"),
         (f"{AVX512} avx512_bf16 avx512_vnni", "avx512-bf16+vnni"),
         (f"{AVX512} avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8", "amx"),
         ("fp asimd", "neon"),
