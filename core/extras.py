@@ -2,6 +2,7 @@
 
 import re
 from importlib import metadata
+from importlib.util import find_spec
 
 from .errors import MissingPackage
 
@@ -19,6 +20,11 @@ EXTRAS = {
 def extra_remedy(module: str) -> str:
     """The command that installs a module of EXTRAS."""
     return f"pip install 'headrace[{EXTRAS[module][1]}]'"
+
+
+def torch_remedy() -> list[str]:
+    """What makes a model read images where all but its encoder runs without torch."""
+    return [] if find_spec("torch") else [extra_remedy("torch")]
 
 
 def missing_package(error: BaseException, what: str = "this") -> MissingPackage | None:

@@ -14,6 +14,7 @@ from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig, parse_speculative
 from ..devices import open_device
 from ..errors import CapacityError, ModelError, RequestError
+from ..extras import torch_remedy
 from ..hub import LocalModel, is_default, resolve_config, resolve_model, resolve_tokenizer
 from ..kv.block_manager import BlockManager
 from ..kv.groups import cross_group
@@ -33,6 +34,7 @@ from ..models.registry import family_of, is_foreign, read_spec, unknown_family
 from ..models.rope import rope_rows
 from ..models.sentence import SentencePrompts, dense_folders, read_prompts, with_sentence_modules
 from ..models.spec import ModelSpec
+from ..models.vision_families import reads_images
 from ..ops import Selection
 from ..platform import Caps, Device, Gap, RunnerConfig, Status
 from ..plugin_loader import Plugins, load_plugins
@@ -220,7 +222,8 @@ def _num_image_blocks(config: RunnerConfig, capacity: Capacity) -> int:
 def read_images(model: Model, tokenizer: Tokenizer | None, limits: ImageLimits) -> "ImageReader":
     """What prepares prompts with images for a model. Raises RequestError if it reads none."""
     if model.spec.vision is None or model.folder is None:
-        raise RequestError(f"{model.name} reads no images", code="not_supported")
+        remedies = torch_remedy() if reads_images(model.config) else []
+        raise RequestError(f"{model.name} reads no images", code="not_supported", remedies=remedies)
     from ..vision.processor import ImageReader
 
     return ImageReader(
@@ -496,4 +499,5 @@ def _log(built: Built) -> None:
     for choice in built.choices:
         logger.info("%s=%s (%s)", choice.name, choice.value, choice.reason)
     for gap in built.gaps:
-        logger.warning("%s: %s (%s)", gap.feature, gap.reason, gap.effect)
+        remedy = f"; try {gap.remedy}" if gap.remedy else ""
+        logger.warning("%s: %s (%s)%s", gap.feature, gap.reason, gap.effect, remedy)

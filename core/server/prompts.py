@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ..config import ServerConfig
 from ..errors import HeadraceError, RequestError
+from ..extras import torch_remedy
 from ..stages import ImageInput
 from ..text.chat import ChatTemplate, read_template
 from ..text.tokenizer import Tokenizer
@@ -139,14 +140,20 @@ class Prompts:
         size += sum(_CHARS_OF_A_TOOL for _ in options.get("tools") or ())
         return await self.run(lambda: template.render(messages, **options), is_short=size <= _INLINE_CHARS)
 
+    def image_reader(self) -> ImageReader:
+        """Raises RequestError where the model's encoder of images is not loaded."""
+        if self._images is None:
+            raise RequestError(
+                f"{self._model_name} reads no images here", code="not_supported", remedies=torch_remedy()
+            )
+        return self._images
+
     async def with_images(
         self, text: str, sources: Sequence[Any], *, add_special_tokens: bool
     ) -> tuple[list[int], list[ImageInput]]:
         """Token ids of a prompt with room for its images, and these. Raises RequestError."""
         self.check_length(text)
-        images = self._images
-        if images is None:
-            raise RequestError(f"{self._model_name} reads no images here", code="not_supported")
+        images = self.image_reader()
         return await asyncio.get_running_loop().run_in_executor(
             self._image_threads, lambda: images.prepare(text, sources, add_special_tokens=add_special_tokens)
         )

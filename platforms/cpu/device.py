@@ -3,14 +3,16 @@
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
 
 from headrace.core.config import KV_DTYPES, EngineConfig
 from headrace.core.errors import ConfigError, DeviceUnavailable, Unsupported
+from headrace.core.extras import torch_remedy
 from headrace.core.models.needs import FEATURES
-from headrace.core.platform import Caps, Device, DeviceInfo, Memory, Platform, Runner, RunnerConfig
+from headrace.core.platform import Caps, Device, DeviceInfo, Gap, Memory, Need, Platform, Runner, RunnerConfig
 from headrace.core.units import format_bytes
 from headrace.core.weights.quantize import Quantizer, Scheme
 
@@ -59,6 +61,10 @@ class NativeDevice(Device):
             # The encoder of images runs in torch.
             features=frozenset(FEATURES) - (set() if find_spec("torch") else {"images"}),
         )
+
+    def check(self, needs: Sequence[Need]) -> list[Gap]:
+        """As of any device. torch is what an encoder of images lacks."""
+        return [replace(gap, remedy="".join(torch_remedy())) for gap in super().check(needs)]
 
     def runner(self, config: RunnerConfig) -> Runner:
         """A runner over a native program. Raises Unsupported if there can be none and torch is missing."""

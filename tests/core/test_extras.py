@@ -95,6 +95,18 @@ def test_a_server_without_what_reads_images(tmp_path: Path, module: str) -> None
         assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
 
 
+def test_on_the_cpu_without_torch_a_model_reads_text_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "llava"
+    make_chat_model(folder)
+    parts = [{"type": "image_url", "image_url": {"url": data_url(picture(1))}}]
+    options = ["--threads", "1", "--kv-memory", "16MiB"]
+    with LiveServer(folder, *options, device="cpu", env=without(tmp_path / "site", "torch")) as server:
+        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 2}
+        said = server.post("/v1/chat/completions", body).json()["error"]["message"]
+        assert said.endswith(f"reads no images here (try: {extra_remedy('torch')})")
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 2}).status_code == 200
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield tiny_server_model(tmp_path_factory.mktemp("served") / "tiny")
