@@ -334,7 +334,7 @@ def _by_part(loaded: LoadedParam) -> list[Sequence[HostTensor]]:
 
 def _live_bytes(device: Any) -> int:
     """What this process's arrays take on one device."""
-    arrays = jax.live_arrays()  # type: ignore[no-untyped-call]
+    arrays = jax.live_arrays()
     shards = (shard for array in arrays for shard in array.addressable_shards)
     return sum(shard.data.nbytes for shard in shards if shard.device == device)
 
