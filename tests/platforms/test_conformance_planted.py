@@ -15,7 +15,7 @@ from headrace.core.ops.attention import Integers
 from headrace.core.ops.table import FAMILIES
 from headrace.core.platform import OpProvider, Pending
 from headrace.core.plugin_loader import Plugins
-from headrace.core.runner import bucketed
+from headrace.core.runner import bucketed, buckets
 from headrace.core.runner.buckets import Buckets
 from headrace.core.runner.torch import TorchRunner
 from headrace.core.stages import StepInput
@@ -245,7 +245,7 @@ def test_a_padded_row_that_leaks_is_caught(plugins: Plugins, monkeypatch: pytest
 
 def _without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of padding keep what the step before had there."""
-    right, known = bucketed.pack, dict[tuple[str, ...], Any]()
+    right, known = buckets.pack, dict[tuple[str, ...], Any]()
 
     def stale(layout: Any, values: Any) -> Any:
         packed = right(layout, values)

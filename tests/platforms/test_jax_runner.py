@@ -170,6 +170,7 @@ def test_an_emulation_compiles_large_models_step_by_step(caplog: pytest.LogCaptu
         assert runner.num_programs == (len(runner.buckets.all()) if count is None else count)
     assert "each is compiled when it is first needed (9 layers)" in caplog.text
     assert len(driver.generate([3, 5, 7], 2)) == 2
+    assert isinstance(runner, JaxRunner) and runner.num_programs is not None
     assert 0 < runner.num_programs < len(runner.buckets.all())
 
 
