@@ -559,7 +559,8 @@ def test_a_weight_may_have_more_than_2_31_scales(name: str) -> None:
     got = torch.zeros(outputs)
     options |= {"TOTAL": apart, "BIAS": False, "ROWS": 16, "COLS": outputs}
     arrays = (x, x_scales, small.codes, spread(small.scales), spread(small.offsets), None, got, 1, x.stride(0))
-    quantized_linear_kernel[(1, 1)](*arrays, **options)
+    kernel: Any = quantized_linear_kernel
+    kernel[(1, 1)](*arrays, **options)
     check(got, want[0], "float32")
 
 
