@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <stdexcept>
 
 #ifdef __x86_64__
@@ -63,6 +62,7 @@ const Kernels *table();
 namespace {
 
 bool always() { return true; }
+[[maybe_unused]] bool never() { return false; }
 
 #ifdef __x86_64__
 struct Cpuid {
@@ -105,10 +105,10 @@ bool os_saves(unsigned long long mask) {
 // Intel's cores since Sapphire Rapids (they have AVX512-FP16) take two cycles for a dot product of bf16, in which they
 // could do four multiply-adds of floats: 32 products in the place of 64. They leave bf16 to AMX, which not every virtual
 // machine shows.
-bool has_slow_bf16() {
+[[maybe_unused]] bool has_fast_bf16() {
     const Cpuid vendor = cpuid(0, 0);
     const bool is_intel = vendor.ebx == 0x756E6547 && vendor.edx == 0x49656E69 && vendor.ecx == 0x6C65746E;
-    return is_intel && bit(cpuid(7, 0).edx, 23);
+    return !is_intel || !bit(cpuid(7, 0).edx, 23);
 }
 
 // Tiles must be asked for: the kernel keeps their 8 KiB only for processes that use them.
@@ -162,21 +162,12 @@ const Tier &find(const std::string &name, const std::string &origin) {
     throw std::invalid_argument(origin + " names an unknown tier '" + name + "'; this build has: " + names(false));
 }
 
-// Whether the tier before it is faster on this CPU.
-bool is_slow([[maybe_unused]] const Tier &tier) {
-#ifdef __x86_64__
-    return std::strcmp(tier.name, "avx512_bf16") == 0 && has_slow_bf16();
-#else
-    return false;
-#endif
-}
-
 const Tier &choose() {
     const char *forced = std::getenv("HEADRACE_CPU_ISA");
     if (forced != nullptr && *forced != '\0') return find(forced, "HEADRACE_CPU_ISA");
     const Tier *best = nullptr;
     for (const Tier &tier : compiled_tiers())
-        if (!tier.is_emulated && tier.is_supported() && !is_slow(tier)) best = &tier;
+        if (tier.is_supported() && tier.may_be_default()) best = &tier;
     return *best;
 }
 
@@ -186,42 +177,42 @@ std::atomic<const Tier *> active{nullptr};
 
 const std::vector<Tier> &compiled_tiers() {
     static const std::vector<Tier> tiers = {
-        {"scalar", scalar::table, always, false},
+        {"scalar", scalar::table, always, always},
 #ifdef HEADRACE_TIER_avx2
-        {"avx2", avx2::table, has_avx2, false},
+        {"avx2", avx2::table, has_avx2, always},
 #endif
 #ifdef HEADRACE_TIER_avx512
-        {"avx512", avx512::table, has_avx512, false},
+        {"avx512", avx512::table, has_avx512, always},
 #endif
 #ifdef HEADRACE_TIER_avx512_vnni
-        {"avx512_vnni", avx512_vnni::table, has_avx512_vnni, false},
+        {"avx512_vnni", avx512_vnni::table, has_avx512_vnni, always},
 #endif
 #ifdef HEADRACE_TIER_avx512_bf16
-        {"avx512_bf16", avx512_bf16::table, has_avx512_bf16, false},
+        {"avx512_bf16", avx512_bf16::table, has_avx512_bf16, has_fast_bf16},
 #endif
 #ifdef HEADRACE_TIER_avx512_amx
-        {"avx512_amx", avx512_amx::table, has_amx, false},
+        {"avx512_amx", avx512_amx::table, has_amx, always},
 #endif
 #ifdef HEADRACE_TIER_neon_dot
-        {"neon_dot", neon_dot::table, has_neon_dot, false},
+        {"neon_dot", neon_dot::table, has_neon_dot, always},
 #endif
 #ifdef HEADRACE_TIER_neon_bf16
-        {"neon_bf16", neon_bf16::table, has_neon_bf16, false},
+        {"neon_bf16", neon_bf16::table, has_neon_bf16, always},
 #endif
 #ifdef HEADRACE_TIER_sve256
-        {"sve256", sve256::table, has_sve256, false},
+        {"sve256", sve256::table, has_sve256, always},
 #endif
 #ifdef HEADRACE_TIER_emulated_avx512
-        {"emulated_avx512", emulated_avx512::table, always, true},
+        {"emulated_avx512", emulated_avx512::table, always, never},
 #endif
 #ifdef HEADRACE_TIER_emulated_avx512_vnni
-        {"emulated_avx512_vnni", emulated_avx512_vnni::table, always, true},
+        {"emulated_avx512_vnni", emulated_avx512_vnni::table, always, never},
 #endif
 #ifdef HEADRACE_TIER_emulated_avx512_bf16
-        {"emulated_avx512_bf16", emulated_avx512_bf16::table, always, true},
+        {"emulated_avx512_bf16", emulated_avx512_bf16::table, always, never},
 #endif
 #ifdef HEADRACE_TIER_emulated_amx
-        {"emulated_amx", emulated_amx::table, always, true},
+        {"emulated_amx", emulated_amx::table, always, never},
 #endif
     };
     return tiers;

@@ -12,7 +12,7 @@ struct Tier {
     const char *name;
     const Kernels *(*kernels)();
     bool (*is_supported)();
-    bool is_emulated;  // the code of a wider tier in plain C++, for tests; never chosen by default
+    bool (*may_be_default)();  // false: the tier before it is faster here, or this one is an emulation, for tests
 };
 
 // All compiled tiers, slowest first.

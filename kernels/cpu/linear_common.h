@@ -26,16 +26,21 @@ constexpr int64_t kBadStride = 512;
 // (a tile takes words from the panel as it lies), next(Word[kChains][kVecs]), mac(acc, w, x word). A raw panel has
 // kWordBytes for each word of its rows, and those of chain c from chain_at(c) on; word<c % 2>(data) reads a vector.
 
-struct FloatProducts {
-    using Word = V;
-    using Acc = V;
-    static constexpr int kColumns = 1;
+// As most are: what a tile takes are words as the arithmetic takes them.
+template <class W>
+struct Words {
+    using Word = W;
     static constexpr bool kIsCheap = true;
     static constexpr bool kIsRaw = false;
     static constexpr int64_t kWordBytes = kPanel * 4;
     static constexpr int64_t chain_at(int c) { return c * kWordBytes; }
     template <int>
     static INLINE Word word(const char *data) { return load<Word>(data); }
+};
+
+struct FloatProducts : Words<V> {
+    using Acc = V;
+    static constexpr int kColumns = 1;
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return fma(w, splat(bits_as<float>(x)), acc); }
 };
 
@@ -134,14 +139,8 @@ struct ReadBlocks : FloatProducts {
 
 #ifdef HEADRACE_HAS_DOT_I8
 // Words that the arithmetic takes as they lie.
-struct DotProducts {
-    using Word = I;
-    static constexpr bool kIsCheap = true;
+struct DotProducts : Words<I> {
     static constexpr bool kIsRaw = true;
-    static constexpr int64_t kWordBytes = kPanel * 4;
-    static constexpr int64_t chain_at(int c) { return c * kWordBytes; }
-    template <int>
-    static INLINE Word word(const char *data) { return load<Word>(data); }
     const char *data;
     DotProducts(const Weight &, const char *panel) : data(panel) {}
     INLINE void next(I (&w)[kChains][kVecs]) {
@@ -169,14 +168,9 @@ struct ReadDotBF16 : DotProducts {
 };
 #endif
 #else
-struct ReadInt8 {
-    using Word = I;
+struct ReadInt8 : Words<I> {
     using Acc = I;
     static constexpr int kColumns = 2;
-    static constexpr bool kIsCheap = true;
-    static constexpr bool kIsRaw = false;
-    template <int>
-    static INLINE Word word(const char *data) { return load<Word>(data); }
     const char *data;
     ReadInt8(const Weight &, const char *panel) : data(panel) {}
     static INLINE Acc mac(Acc acc, Word w, uint32_t x) { return dot_i16(acc, w, splat_word(x)); }

@@ -50,25 +50,16 @@ constexpr int num_chains() {
     return __is_same(typename Reader::Acc, I) ? 1 : kChains;
 }
 
-// A word of each row of a panel.
-template <class Reader>
-constexpr int64_t word_bytes() {
-    if constexpr (Reader::kIsRaw) return Reader::kWordBytes;
-    return kPanel * 4;
-}
-
 // Where the words of a chain begin in a piece of a panel.
 template <class Reader>
 int64_t chain_at(int chain, int64_t count) {
-    if constexpr (Reader::kIsRaw) return Reader::chain_at(chain);
-    return chain * (count / num_chains<Reader>()) * kPanel * 4;
+    return Reader::kIsRaw ? Reader::chain_at(chain) : chain * (count / num_chains<Reader>()) * Reader::kWordBytes;
 }
 
 // Whether chains 0 and 1 are halves of the same words, and so are 2 and 3.
 template <class Reader>
 constexpr bool has_halves() {
-    if constexpr (Reader::kIsRaw) return Reader::chain_at(1) == 0;
-    return false;
+    return Reader::kIsRaw && Reader::chain_at(1) == 0;
 }
 
 // Add the products of a piece to the sums of kRows rows, chain by chain. After the last piece put(row, vector, total)
@@ -79,7 +70,7 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
     using Acc = typename Reader::Acc;
     using Word = typename Reader::Word;
     constexpr int kNum = num_chains<Reader>();
-    constexpr int64_t kStepBytes = (Reader::kIsRaw ? kNum : 1) * word_bytes<Reader>();
+    constexpr int64_t kStepBytes = (Reader::kIsRaw ? kNum : 1) * Reader::kWordBytes;
     const auto sum_at = [=](int r, int c, int v) { return sums + (r * kChains + c) * kTileBytes + v * kLanes * 4; };
     const auto each = [](const auto &body) INLINE_LAMBDA { unroll_tile<kRows, kTileVecs>(body); };
     const auto add = [&](int c, auto half) INLINE_LAMBDA {
@@ -135,7 +126,7 @@ INLINE void tile(const uint32_t *x, int64_t x_stride, const Piece &piece, int64_
 template <class Reader, class T>
 void tiles(const uint32_t *x, int64_t x_stride, int64_t rows, const Piece &piece, char *sums,
            const ScaledTarget<T> &target) {
-    constexpr int64_t kWordBytes = word_bytes<Reader>();
+    constexpr int64_t kWordBytes = Reader::kWordBytes;
     for (int64_t r = 0; r < rows;) {
         const auto of = [&](auto size) INLINE_LAMBDA {
             constexpr int kRows = decltype(size)::value;
