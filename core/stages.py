@@ -337,6 +337,25 @@ class LogprobArrays:
     top_ids: IntArray  # [num_rows, num_logprobs] device; most likely first
     top_values: FloatArray  # [num_rows, num_logprobs] device
 
+    def of_rows(self, rows: Sequence[int] | slice) -> "LogprobArrays":
+        """Those of some rows, in this order."""
+        return LogprobArrays(
+            chosen=self.chosen[rows],
+            ranks=self.ranks[rows],
+            top_ids=self.top_ids[rows],
+            top_values=self.top_values[rows],
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["LogprobArrays"]) -> "LogprobArrays":
+        """The rows of at least one, one after the other."""
+        return LogprobArrays(
+            chosen=np.concatenate([part.chosen for part in parts]),
+            ranks=np.concatenate([part.ranks for part in parts]),
+            top_ids=np.concatenate([part.top_ids for part in parts]),
+            top_values=np.concatenate([part.top_values for part in parts]),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:

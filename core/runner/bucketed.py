@@ -289,12 +289,7 @@ class _Results:
             else:
                 prompts.append(piece)
         if prompts:
-            found["prompt_logprobs"] = LogprobArrays(
-                **{
-                    name: np.concatenate([getattr(piece, name) for piece in prompts])
-                    for name in LogprobArrays.__dataclass_fields__
-                }
-            )
+            found["prompt_logprobs"] = LogprobArrays.joined(prompts)
         return StepOutput(**found, timings={"step_s": time.perf_counter() - self._start_s})
 
     def _add(self, what: str, rows: int, num_logprobs: int, arrays: Sequence[Array]) -> None:

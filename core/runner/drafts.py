@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..stages import IntArray, LogprobArrays, Row, StepOutput
+from ..stages import IntArray, Row, StepOutput
 
 
 class Drafter(ABC):
@@ -70,7 +70,8 @@ class Drafts:
             epochs=samples.epochs[kept],
             num_logprobs=[samples.num_logprobs[n] for n in kept] if samples.num_logprobs else [],
         )
-        return counted, replace(output, token_ids=found[kept], logprobs=_some(output.logprobs, kept))
+        logprobs = None if output.logprobs is None else output.logprobs.of_rows(kept)
+        return counted, replace(output, token_ids=found[kept], logprobs=logprobs)
 
     def propose(self, samples: Samples, is_alive: npt.NDArray[np.bool_]) -> dict[int, int] | None:
         """By row of the plan, how many drafts there are for the next one; None without a drafter. Call when the
@@ -85,14 +86,3 @@ class Drafts:
             self._proposed[slot, : len(proposed)] = proposed
             counts[row] = len(proposed)
         return counts
-
-
-def _some(logprobs: LogprobArrays | None, rows: Sequence[int]) -> LogprobArrays | None:
-    if logprobs is None:
-        return None
-    return LogprobArrays(
-        chosen=logprobs.chosen[rows],
-        ranks=logprobs.ranks[rows],
-        top_ids=logprobs.top_ids[rows],
-        top_values=logprobs.top_values[rows],
-    )

@@ -1,8 +1,7 @@
 """What a step does beside its forward pass: parameters of sampling, drafts, log probabilities of prompts, vectors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -134,20 +133,10 @@ def _prompt_chunks(
             raise Failed("no log probabilities of the prompts came")
         place = 0
         for piece, part in zip(pieces, targets, strict=True):
-            piece.append(_cut_logprobs(found, place, place + len(part)))
+            piece.append(found.of_rows(slice(place, place + len(part))))
             place += len(part)
         starts = ends
-    return [_each(np.concatenate, piece) for piece in pieces]
-
-
-def _cut_logprobs(arrays: LogprobArrays, start: int, end: int) -> LogprobArrays:
-    return _each(lambda parts: parts[0][start:end], [arrays])
-
-
-def _each(make: Callable[[list[Any]], Any], parts: Sequence[LogprobArrays]) -> LogprobArrays:
-    """Log probabilities whose arrays are made of those of the same name."""
-    names = LogprobArrays.__dataclass_fields__
-    return LogprobArrays(**{name: make([getattr(part, name) for part in parts]) for name in names})
+    return [LogprobArrays.joined(piece) for piece in pieces]
 
 
 def _sampled(driver: Driver) -> list[StepOutput]:

@@ -424,12 +424,7 @@ class NativeRunner(Runner):
             pieces.append(
                 _logprob_arrays(self._sampling_ops.logprobs(logits, targets, num_logprobs=batch.num_logprobs))
             )
-        return LogprobArrays(
-            chosen=np.concatenate([piece.chosen for piece in pieces]),
-            ranks=np.concatenate([piece.ranks for piece in pieces]),
-            top_ids=np.concatenate([piece.top_ids for piece in pieces]),
-            top_values=np.concatenate([piece.top_values for piece in pieces]),
-        )
+        return LogprobArrays.joined(pieces)
 
     def _compute_logits(self, hidden_states: npt.NDArray[Any]) -> Floats:
         """As models.decoder.compute_logits, for rows beside the program's own."""
