@@ -22,8 +22,8 @@ def extra_remedy(module: str) -> str:
     return f"pip install 'headrace[{EXTRAS[module][1]}]'"
 
 
-def torch_remedy() -> list[str]:
-    """What makes a model read images where all but its encoder runs without torch."""
+def images_remedies() -> list[str]:
+    """What makes a model with an encoder of images read them: where all else runs without torch, torch."""
     return [] if find_spec("torch") else [extra_remedy("torch")]
 
 

@@ -14,7 +14,7 @@ from ..clock import Clock, MonotonicClock
 from ..config import EngineConfig, parse_speculative
 from ..devices import open_device
 from ..errors import CapacityError, ModelError, RequestError
-from ..extras import torch_remedy
+from ..extras import images_remedies
 from ..hub import LocalModel, is_default, resolve_config, resolve_model, resolve_tokenizer
 from ..kv.block_manager import BlockManager
 from ..kv.groups import cross_group
@@ -222,7 +222,7 @@ def _num_image_blocks(config: RunnerConfig, capacity: Capacity) -> int:
 def read_images(model: Model, tokenizer: Tokenizer | None, limits: ImageLimits) -> "ImageReader":
     """What prepares prompts with images for a model. Raises RequestError if it reads none."""
     if model.spec.vision is None or model.folder is None:
-        remedies = torch_remedy() if reads_images(model.config) else []
+        remedies = images_remedies() if reads_images(model.config) else []
         raise RequestError(f"{model.name} reads no images", code="not_supported", remedies=remedies)
     from ..vision.processor import ImageReader
 

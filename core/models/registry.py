@@ -83,7 +83,8 @@ def find_family(model_type: str) -> Family:
 def family_of(config: HFConfig, *, with_images: bool = True) -> Family:
     """The family that serves a config, for a model with more inputs than text that of the language model inside, with
     what reads images if that is known and wanted. Raises ModelError."""
-    if config.model_type.replace("-", "_") not in WRAPPERS:
+    outer = config.model_type.replace("-", "_")
+    if outer not in WRAPPERS:
         return find_family(config.model_type)
     family = find_family(text_config(config).model_type)
     if not (with_images and reads_images(config)):
@@ -92,7 +93,7 @@ def family_of(config: HFConfig, *, with_images: bool = True) -> Family:
         return Family(
             name=family.name,
             translate=lambda config: family.to_spec(text_config(config)),
-            weights=text_names(family.weights, config.model_type.replace("-", "_")),
+            weights=text_names(family.weights, outer),
         )
     return Family(
         name=family.name,

@@ -106,7 +106,7 @@ def text_names(names: NameTable, outer: str = "") -> NameTable:
     spell them; outer: the type whose other modules are not read. A head is the embedding where the checkpoint has
     none, since files disagree with themselves on that.
     """
-    unread = "|".join(" ".join(names for names, types in UNREAD.items() if outer in types.split()).split())
+    unread = "|".join(" ".join(modules for modules, types in UNREAD.items() if outer in types.split()).split())
     entries = dict(names.entries)
     head, embedding = (_stored(entries[f"{name}.weight"]) for name in ("lm_head", "embed_tokens"))
     entries["lm_head.weight"] = dataclasses.replace(head, copies=(*head.copies, embedding.name, *embedding.also))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from ..config import ServerConfig
 from ..errors import HeadraceError, RequestError
-from ..extras import torch_remedy
+from ..extras import images_remedies
 from ..stages import ImageInput
 from ..text.chat import ChatTemplate, read_template
 from ..text.tokenizer import Tokenizer
@@ -144,7 +144,7 @@ class Prompts:
         """Raises RequestError where the model's encoder of images is not loaded."""
         if self._images is None:
             raise RequestError(
-                f"{self._model_name} reads no images here", code="not_supported", remedies=torch_remedy()
+                f"{self._model_name} reads no images here", code="not_supported", remedies=images_remedies()
             )
         return self._images
 

@@ -76,9 +76,9 @@ async def render_with_images(
         )
     narrow_tools(body)
     plain, sources = take_images(messages)
-    if sources and server.limits.vision is None:
-        raise RequestError(f"{server.model_name} reads no images", code="not_supported")
     if sources:
+        if server.limits.vision is None:
+            raise RequestError(f"{server.model_name} reads no images", code="not_supported")
         server.prompts.image_reader()
     prompt = await server.prompts.render(with_parsed_arguments(plain), **_template_options(body))
     has_ends = bool(body.add_special_tokens)

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.core.config import KV_DTYPES, EngineConfig
 from headrace.core.errors import ConfigError, DeviceUnavailable, Unsupported
-from headrace.core.extras import torch_remedy
+from headrace.core.extras import extra_remedy
 from headrace.core.models.needs import FEATURES
 from headrace.core.platform import Caps, Device, DeviceInfo, Gap, Memory, Need, Platform, Runner, RunnerConfig
 from headrace.core.units import format_bytes
@@ -63,8 +63,8 @@ class NativeDevice(Device):
         )
 
     def check(self, needs: Sequence[Need]) -> list[Gap]:
-        """As of any device. torch is what an encoder of images lacks."""
-        return [replace(gap, remedy="".join(torch_remedy())) for gap in super().check(needs)]
+        """As of any device. All that can be missing is what runs in torch."""
+        return [replace(gap, remedy=extra_remedy("torch")) for gap in super().check(needs)]
 
     def runner(self, config: RunnerConfig) -> Runner:
         """A runner over a native program. Raises Unsupported if there can be none and torch is missing."""
