@@ -37,7 +37,7 @@ def causal_conv(
             inputs = torch.where((places < back)[:, None], older.to(x.dtype), inputs)
         y = y + inputs.to(wide) * weight[:, 0, width - 1 - back]
         windows.append(inputs)
-    _keep(state, torch.stack(windows[1:], 1), to_slots)
+    _keep(state, torch.stack(windows, 1)[:, 1:], to_slots)
     return activate(y if bias is None else y + bias).to(x.dtype), state
 
 

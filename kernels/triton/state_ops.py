@@ -39,18 +39,19 @@ class StateOps(Launcher):
         history = torch.empty((num_reqs, width - 1, n), dtype=state.dtype, device=x.device)
         size = (width - 1) * n
         block = min(self.tuning.row_values, triton.next_power_of_2(size))
-        self.launch(
-            "causal_conv.history",
-            history_kernel,
-            (num_reqs, triton.cdiv(size, block)),
-            state,
-            from_slots,
-            history,
-            from_slots.stride(0),
-            size,
-            BLOCK=block,
-            num_warps=self.warps(block),
-        )
+        if size:
+            self.launch(
+                "causal_conv.history",
+                history_kernel,
+                (num_reqs, triton.cdiv(size, block)),
+                state,
+                from_slots,
+                history,
+                from_slots.stride(0),
+                size,
+                BLOCK=block,
+                num_warps=self.warps(block),
+            )
         rows, block = _rows(x), min(CHANNELS, triton.next_power_of_2(n))
         self.launch(
             "causal_conv",

@@ -164,3 +164,11 @@ def test_a_step_without_tokens(rule: str) -> None:
     batch = (vector([0, 0]), vector([[1]]), vector([]))
     out, state = getattr(TritonOps(TUNINGS["sm_90"]), op)(*arrays, *params, state, *batch, **options)
     assert len(out) == 0 and torch.equal(state, old)
+
+
+def test_a_convolution_of_one_tap_has_nothing_to_remember() -> None:
+    x, weight, bias, empty = normal(5, 6), normal(6, 1, 1), normal(6), torch.zeros(8, 0, 6)
+    rows = (vector([0, 3, 5]), vector([[-1], [2]]), vector([1, 2, 3, 4, 5]))
+    got, state = TritonOps(TUNINGS["sm_90"]).causal_conv(x, weight, bias, empty, *rows)
+    close(got, x * weight[:, 0, 0] + bias, torch.float32)
+    assert state is empty

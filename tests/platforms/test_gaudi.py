@@ -142,6 +142,14 @@ def test_experts_are_the_definitions(num_tokens: int, scale_input: bool) -> None
         torch.testing.assert_close(got, want)
 
 
+def test_a_convolution_of_one_tap_has_nothing_to_remember() -> None:
+    x, weight, bias = torch.randn(5, 6), torch.randn(6, 1, 1), torch.randn(6)
+    starts, before = torch.tensor([0, 3, 5]), torch.tensor([[-1], [2]])
+    empty = torch.zeros(8, 0, 6)
+    got, state = static_provider().ops["causal_conv"](x, weight, bias, empty, starts, before, torch.arange(1, 6))
+    assert torch.equal(got, x * weight[:, 0, 0] + bias) and state is empty
+
+
 def test_penalties_of_padding_change_nothing() -> None:
     torch.manual_seed(0)
     logits, one = torch.randn(3, 9), torch.ones(3)

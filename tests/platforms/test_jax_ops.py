@@ -172,6 +172,14 @@ def test_no_tokens_are_a_batch_too() -> None:
     assert FUNCTIONS["stack_rows"](jnp.asarray(normal(4, 16)), indices).shape == (0, 48)
 
 
+def test_a_convolution_of_one_tap_has_nothing_to_remember() -> None:
+    x, weight, bias, empty = normal(5, 6), normal(6, 1, 1), normal(6), np.zeros((8, 0, 6), np.float32)
+    rows = (ints(0, 3, 5), ints(-1, 2)[:, None], ints(1, 2, 3, 4, 5))
+    got, state = FUNCTIONS["causal_conv"](x, weight, bias, empty, *rows)
+    np.testing.assert_allclose(got, x * weight[:, 0, 0] + bias, rtol=1e-6, atol=1e-7)
+    assert state.shape == empty.shape
+
+
 def test_padding_is_dropped() -> None:
     last = FUNCTIONS["remember_tokens"](jnp.arange(4), jnp.asarray(ints(2, -1)), jnp.asarray(ints(70, 71)))
     assert np.asarray(last).tolist() == [0, 1, 70, 3]

@@ -50,7 +50,7 @@ def causal_conv(
         y = y + bias
     if activation is not None:
         y = activate(y, activation)
-    return y.astype(x.dtype), _keep(state, jnp.stack(windows[1:], 1), to_slots)
+    return y.astype(x.dtype), _keep(state, jnp.stack(windows, 1)[:, 1:], to_slots)
 
 
 @compiled("dt_min", "dt_max", "max_query_len")
