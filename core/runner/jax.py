@@ -23,7 +23,7 @@ from ..units import format_bytes
 from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
 from .bucketed import BucketedRunner, HostArray
-from .buckets import Bucket, Buckets, ForwardBucket, Grid
+from .buckets import Bucket, ForwardBucket
 from .jax_programs import JaxCaches, JaxPrograms, StepShapes, abstract_shapes, make_caches
 from .jax_sharding import (
     check_divides,
@@ -86,8 +86,9 @@ class JaxDevice(Device):
         """What XLA is told for every program."""
         return {}
 
-    def compiles_ahead(self, spec: ModelSpec) -> bool:
-        """True if all programs are compiled before the first request, False if each is when it is needed."""
+    def compiles_steps(self, spec: ModelSpec) -> bool:
+        """True if a step is one program, compiled before the first request; False if each of its ops is one, compiled
+        when it is needed and for all layers that are alike."""
         return True
 
     def memory(self) -> Memory:
@@ -123,7 +124,6 @@ class JaxRunner(BucketedRunner):
         providers = (*device.providers(), *device.extra_providers, stock)
         table, self.selections = select_ops(providers, context, wishes=config.engine.device.op_providers)
         self.ops = _bind(table, self.selections, device)
-        self.buckets = Buckets(config, Grid())
         if any(selection.provider == DEFINITION for selection in self.selections):
             self._trace()
         self._params: dict[str, Array] = {}
@@ -137,8 +137,8 @@ class JaxRunner(BucketedRunner):
         return self.selections
 
     @property
-    def num_programs(self) -> int:
-        """Programs compiled so far for this model and this number of blocks."""
+    def num_programs(self) -> int | None:
+        """Programs compiled so far for this model and this number of blocks; None where steps run op by op."""
         return self._programs.num_programs if self._programs is not None else 0
 
     def load(self, params: ParamSource) -> None:
@@ -192,19 +192,26 @@ class JaxRunner(BucketedRunner):
                 last_tokens=self._last_tokens,
             )
             self.device.programs[key] = JaxPrograms(
-                self.config, self.ops, self.device.mesh, shapes, self.device.compiler_options()
+                self.config,
+                self.ops,
+                self.device.mesh,
+                shapes,
+                self.device.compiler_options(),
+                op_by_op=not self.device.compiles_steps(self.config.spec),
             )
         self._programs = self.device.programs[key]
+        self.buckets = self._programs.buckets
 
     def warmup(self) -> None:
-        """Compile every bucket, where that is not left to the first step that needs it."""
-        if self.device.compiles_ahead(self.config.spec):
-            super().warmup()
-        else:
-            logger.info("programs: each is compiled when it is first needed (%d layers)", self.config.spec.num_layers)
+        """Compile every bucket, unless steps run op by op."""
+        super().warmup()
+        if not self.device.compiles_steps(self.config.spec):
+            logger.info(
+                "steps run op by op, each is compiled when it first runs (%d layers)", self.config.spec.num_layers
+            )
 
     def program(self, bucket: Bucket) -> Callable[..., Any]:
-        """The compiled program of a bucket."""
+        """The program of a bucket."""
         assert self._programs is not None, "kv_init comes before step"
         compiled: Callable[..., Any] = self._programs.program(bucket)
         return compiled
@@ -241,7 +248,7 @@ class JaxRunner(BucketedRunner):
         config, mesh = self.config, self.device.mesh
         shapes = abstract_shapes(config, self.ops, mesh, [1] * len(config.groups))
         programs = JaxPrograms(config, self.ops, mesh, shapes)
-        for bucket in {type(bucket): bucket for bucket in self.buckets.all()}.values():
+        for bucket in {type(bucket): bucket for bucket in programs.buckets.all()}.values():
             programs.trace(bucket)
 
     # ---- loading ------------------------------------------------------------------------------------------

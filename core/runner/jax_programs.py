@@ -25,6 +25,9 @@ from .jax_sharding import abstract_params, kv_sharding, replicated
 JaxCaches = Sequence[tuple[Any, Sequence[Any]]]
 """Of each layer, the cache of keys and values (None without attention) and its states."""
 
+_OP_BY_OP = Grid(num_reqs=4, num_tokens=2, smallest_reqs=1, few_reqs=True)
+"""Where no step is compiled, sizes may be close together; what an interpreter spends on padding counts there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShapes:
@@ -72,8 +75,8 @@ def abstract_shapes(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: S
 
 
 class JaxPrograms:
-    """Compiled steps of one model, by bucket. Invariant: a program takes and gives arrays of one sharding, and the
-    KV caches and last tokens that it takes are gone afterwards."""
+    """Compiled steps of one model, by bucket. Invariant: a program takes and gives arrays of one sharding, and
+    whoever calls it must not use the KV caches and last tokens that it took again."""
 
     def __init__(
         self,
@@ -82,9 +85,13 @@ class JaxPrograms:
         mesh: Any,
         shapes: StepShapes,
         compiler_options: Mapping[str, Any] | None = None,
+        *,
+        op_by_op: bool = False,
     ) -> None:
+        """op_by_op: a step's ops are the programs; a step is none."""
+        self._op_by_op = op_by_op
         self._compiler_options = dict(compiler_options or {})
-        self.buckets = Buckets(config, Grid())
+        self.buckets = Buckets(config, _OP_BY_OP if op_by_op else Grid())
         self._programs = Programs(config, ops, self.buckets, _as_float)
         self._hidden_size = config.spec.hidden_size
         self._dtype = DTYPES[config.dtype]
@@ -96,12 +103,14 @@ class JaxPrograms:
         self._compiled: dict[Bucket, Any] = {}
 
     @property
-    def num_programs(self) -> int:
-        """Programs that have been compiled."""
-        return len(self._compiled)
+    def num_programs(self) -> int | None:
+        """Programs that have been compiled; None where steps run op by op."""
+        return None if self._op_by_op else len(self._compiled)
 
     def program(self, bucket: Bucket) -> Any:
-        """The compiled program of a bucket; see Programs for what it takes and gives."""
+        """The program of a bucket; see Programs for what it takes and gives."""
+        if self._op_by_op:
+            return self._programs.function(bucket)
         if bucket not in self._compiled:
             self._compiled[bucket] = self.lower(bucket).compile(self._compiler_options)
         return self._compiled[bucket]

@@ -21,16 +21,16 @@ _QUICK_COMPILES = {
 }
 """An emulation is for trying things out: compiling takes a fifth of the time, and products are as fast as ever."""
 
-AHEAD_LAYERS = 8
-"""Models of more layers are compiled step by step."""
+MOST_LAYERS = 8
+"""Steps of models that have more run op by op."""
 
 
 class EmulatedJax(JaxDevice):
     """Mix in before a JaxDevice: JAX does not count memory on a processor, the machine does."""
 
-    def compiles_ahead(self, spec: ModelSpec) -> bool:
+    def compiles_steps(self, spec: ModelSpec) -> bool:
         """Only a small model's: a program of 30 layers takes ten seconds and more, and there are dozens."""
-        return spec.num_layers <= AHEAD_LAYERS
+        return spec.num_layers <= MOST_LAYERS
 
     def compiler_options(self) -> Mapping[str, Any]:
         """Those options that this version of XLA has."""

@@ -2,6 +2,7 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -19,8 +20,10 @@ from headrace.kernels.pallas import attention, write_kv
 NAME = "pallas"
 
 
+@cache
 def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
-    """The kernels on a mesh. interpret: run them step by step in XLA, where there is no compiler for them."""
+    """The kernels on a mesh, the same for all models: what JAX compiled for one serves the next. interpret: run them
+    step by step in XLA, where there is no compiler for them."""
 
     def store(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> Array:
         """See core/ops/attention.py."""

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +53,22 @@ def open_on(name: str) -> Device:
     return open_device(EngineConfig(device=DeviceConfig(device=name, threads=1)))
 
 
+@contextmanager
+def _compiles() -> Iterator[list[str]]:
+    """What JAX says of compiling meanwhile."""
+    heard: list[str] = []
+
+    def listen(event: str, duration_s: float, **details: Any) -> None:
+        if "compile" in event:
+            heard.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield heard
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.fixture(scope="module")
 def subject() -> Subject:
     return Subject(open_on("neuron:emulated"), load_plugins())
@@ -68,24 +86,18 @@ def test_no_compile_after_warmup() -> None:
     runner = load_runner(device, config)
     assert isinstance(runner, JaxRunner)
     driver = Driver(runner, config)
-    compiled: list[str] = []
-
-    def count(event: str, duration_s: float, **details: Any) -> None:
-        if "compile" in event:
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    rng = np.random.default_rng(0)
-    for length in (1, 7, 33, 129, 300):
+    with _compiles() as compiled:
+        rng = np.random.default_rng(0)
+        for length in (1, 7, 33, 129, 300):
+            driver.remove_all()
+            driver.generate(rng.integers(0, 211, length).tolist(), 3)
         driver.remove_all()
-        driver.generate(rng.integers(0, 211, length).tolist(), 3)
-    driver.remove_all()
-    rows = [driver.add([3, 4, 5], temperature=1.0, seed=seed) for seed in range(3)]
-    driver.step({row: 3 for row in rows})
-    driver.step({row: 1 for row in rows}, num_logprobs=5)
-    assert compiled == []
-    jax.jit(lambda x: x * 3 + 1)(np.ones(3))
-    assert compiled, "the listener hears of compiles"
+        rows = [driver.add([3, 4, 5], temperature=1.0, seed=seed) for seed in range(3)]
+        driver.step({row: 3 for row in rows})
+        driver.step({row: 1 for row in rows}, num_logprobs=5)
+        assert compiled == []
+        jax.jit(lambda x: x * 3 + 1)(np.ones(3))
+        assert compiled, "the listener hears of compiles"
     again = load_runner(device, config)
     assert isinstance(again, JaxRunner)
     num_before = runner.num_programs
@@ -159,19 +171,23 @@ def test_cores_that_do_not_say_how_much_memory_they_have_are_taken_for_small_one
         other.memory()
 
 
-def test_an_emulation_compiles_large_models_step_by_step(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["neuron:emulated", "tpu:emulated"])
+def test_an_emulation_runs_large_models_op_by_op(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    """An op is compiled once, however many layers it is of."""
     caplog.set_level("INFO")
-    device = open_on("neuron:emulated")
-    small, large = (tiny_config(tiny_spec(num_layers=count)) for count in (2, 9))
-    for config, count in ((small, None), (large, 0)):
-        runner = load_runner(device, config)
+    jax.clear_caches()
+    counts, devices = [], [open_on(name), open_on("reference")]
+    for num_layers in (9, 12):
+        config = tiny_config(tiny_spec(num_layers=num_layers))
+        runner, definition = (load_runner(device, config) for device in devices)
         driver = Driver(runner, config)
-        assert isinstance(runner, JaxRunner)
-        assert runner.num_programs == (len(runner.buckets.all()) if count is None else count)
-    assert "each is compiled when it is first needed (9 layers)" in caplog.text
-    assert len(driver.generate([3, 5, 7], 2)) == 2
-    assert isinstance(runner, JaxRunner) and runner.num_programs is not None
-    assert 0 < runner.num_programs < len(runner.buckets.all())
+        with _compiles() as compiled:
+            tokens = driver.generate([3, 5, 7], 4)
+        counts.append(len(compiled))
+        assert tokens == Driver(definition, config).generate([3, 5, 7], 4)
+        assert isinstance(runner, JaxRunner) and runner.num_programs is None
+        assert f"steps run op by op, each is compiled when it first runs ({num_layers} layers)" in caplog.text
+    assert counts[1] == 0 < counts[0], "layers of the same shapes bring nothing new"
 
 
 EXPERTS_AND_LATENTS = """
