@@ -130,7 +130,8 @@ size_t carve(const KVCache &cache, char *scratch, Work *work) {
 // C: of the cache; kDot: queries are pairs of bf16.
 template <bool kDot, class C>
 struct Rows {
-    static constexpr bool kUnpacks = !kDot && !__is_same(C, float);
+    // Wide tiers have registers for it, and two bf16 cost a tile two instructions.
+    static constexpr bool kUnpacks = !kDot && !__is_same(C, float) && !(kLanes == 16 && __is_same(C, bf16));
     const AttentionArgs &args;
     const int32_t *members;       // or null
     const AttentionBlock &block;  // or the first of them
