@@ -159,9 +159,9 @@ class HFConfig:
         return tuple(map(bool, self._items(name, wanted, lambda item: isinstance(item, int), is_required=False)))
 
     def numbers(self, name: str, count: int) -> tuple[float, ...]:
-        """A list of `count` numbers. Raises ModelError."""
-        wanted = f"a list of {count} numbers"
-        found = self._items(name, wanted, lambda item: type(item) in (int, float))
+        """A list of `count` finite numbers. Raises ModelError."""
+        wanted = f"a list of {count} finite numbers"
+        found = self._items(name, wanted, lambda item: type(item) in (int, float) and abs(item) <= _MAX_NUMBER)
         if len(found) != count:
             raise self._wrong(name, self[name], wanted)
         return tuple(map(float, found))

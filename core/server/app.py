@@ -55,6 +55,7 @@ from .routes import audio, messages, page, pooling, responses, service
 from .routes.chat import chat_completions
 from .routes.completions import completions
 from .server import Server
+from .unknown_fields import HEADER as IGNORED_FIELDS
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +225,8 @@ def _guarded(endpoint: Endpoint, server: Server) -> Endpoint:
                 failed = to_api_error(missing)
             logger.exception("a route failed", extra={"fields": {"path": request.url.path}})
             response = _refused(failed, server, request)
+        if ignored := getattr(request.state, "ignored", ""):
+            response.headers[IGNORED_FIELDS] = ignored
         route = request.scope["route"].path if "route" in request.scope else request.url.path
         server.metrics.responses[(route, response.status_code)] += 1
         logger.debug(

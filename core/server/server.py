@@ -36,6 +36,7 @@ from .request_log import log_finished
 from .responses.store import ResponseStore
 from .step_feed import StepFeed
 from .tracing import Tracing, make_tracing
+from .unknown_fields import UnknownFields
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Server:
         self.config = config
         self.keys = read_keys(config.server)
         self.metrics = Metrics()
+        self.unknown_fields = UnknownFields()
         self.tracing: Tracing | None = make_tracing(config.server.otlp_endpoint)
         self.admission = Admission(
             config.server, num_keys=len(self.keys), by_priority=config.scheduler.policy == "priority"

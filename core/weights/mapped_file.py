@@ -11,6 +11,7 @@ from ..errors import WeightError
 Bytes = npt.NDArray[np.uint8]
 
 _LFS_POINTER = b"version https://git-lfs"
+_SHRUNK = ("wait until whatever writes the file is done", "download it again")
 _RESIDENT_BYTES = 64 << 20
 """How much of a file may count as this process's memory at a time."""
 
@@ -48,7 +49,10 @@ class MappedFile:
         return self._bytes
 
     def view(self, begin: int, num_bytes: int) -> Bytes:
-        """A tensor's bytes, uint8 [num_bytes], read-only."""
+        """A tensor's bytes, uint8 [num_bytes], read-only. Raises WeightError for a file that has become shorter since
+        it was opened: to touch what is gone would end the process."""
+        if self._map is not None and begin + num_bytes > (size := self._map.size()):
+            raise self.error(f"became shorter while it was read, and has {size} bytes now", remedies=_SHRUNK)
         data = self.bytes[begin : begin + num_bytes]
         if self._num_viewed > _RESIDENT_BYTES and self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)

@@ -5,6 +5,7 @@ index: JSON {"weight_map": {name: shard file}}
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -224,8 +225,8 @@ def _parse_json(data: bytes) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         content = dict(pairs)
         if len(content) != len(pairs):
-            keys = [key for key, _ in pairs]
-            raise _RepeatedKey(next(key for key in keys if keys.count(key) > 1))
+            counts = Counter(key for key, _ in pairs)
+            raise _RepeatedKey(next(key for key, count in counts.items() if count > 1))
         return content
 
     return parse_json(data.decode("utf-8"), make=unique)

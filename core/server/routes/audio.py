@@ -19,7 +19,7 @@ from ...audio.whisper import Answer, Question, Task, Transcriber, Transcription,
 from ..api_errors import ApiError, ClientGone
 from ..frames import Output
 from ..generation import Generation
-from ..http import EventStream, JsonResponse, invalid_fields, read_body, watched
+from ..http import EventStream, JsonResponse, invalid_fields, note_unknown, read_body, watched
 from ..protocol.audio import (
     DurationUsage,
     TranscriptionEvent,
@@ -161,9 +161,11 @@ async def _read_form(request: Request, max_bytes: int) -> tuple[TranscriptionReq
             fields[name] = value
     await form.close()
     try:
-        return msgspec.convert(fields, TranscriptionRequest, strict=False), data
+        made = msgspec.convert(fields, TranscriptionRequest, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_fields(error) from None
+    note_unknown(request, msgspec.json.encode(fields), TranscriptionRequest)
+    return made, data
 
 
 def _as_answer(question: Question, output: Output) -> Answer:

@@ -210,7 +210,7 @@ def test_gpt2_xl() -> None:
         (LLAMA_3_1_8B, {"quantization_config": {"quant_method": "aqlm"}}, "quantized by 'aqlm'"),
         (QWEN3_8B, {"layer_types": ["full_attention"]}, "36 layers, but layer_types names 1"),
         (QWEN3_8B, {"layer_types": ["linear_attention"] * 36}, "'linear_attention'; known are full_attention"),
-        (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "short_factor .* must be a list of 32 numbers"),
+        (PHI_4_MINI, {"partial_rotary_factor": 0.5}, "short_factor .* must be a list of 32 finite numbers"),
         (PHI_4_MINI, {"partial_rotary_factor": 1.5}, "rotate 192 of 128"),
         (GPT2, {"n_head": 7}, r"n_embd \(768\) .* no multiple of n_head \(7\)"),
         (GPT2, {"add_cross_attention": True}, "cross attention"),

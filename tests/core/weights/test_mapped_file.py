@@ -1,11 +1,13 @@
 """A mapping gives its pages back while a file is read through, and its views stay right."""
 
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from headrace.core.errors import WeightError
 from headrace.core.weights import mapped_file
 from headrace.core.weights.mapped_file import MappedFile
 
@@ -45,3 +47,17 @@ def test_closing_unmaps_what_nobody_uses(tmp_path: Path) -> None:
     assert str(path) in Path("/proc/self/maps").read_text() and view.tobytes() == b"x" * 10
     del view
     assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_a_file_that_shrinks_is_told(tmp_path: Path) -> None:
+    """A download that starts again would else end the process with a bus error."""
+    path = tmp_path / "some"
+    path.write_bytes(b"x" * 65536)
+    file = MappedFile(path)
+    os.truncate(path, 4096)
+    assert file.view(0, 4096).tobytes() == b"x" * 4096
+    with pytest.raises(WeightError, match="some: became shorter while it was read, and has 4096 bytes now"):
+        file.view(4096, 10)
+    path.unlink()  # what is gone by name is still there to be read
+    assert file.view(0, 10).tobytes() == b"x" * 10
+    file.close()
