@@ -146,9 +146,9 @@ def test_errors(server: LiveServer, body: dict[str, Any], code: str, param: str 
 
 
 def test_only_streams_have_options(server: LiveServer) -> None:
-    body = {"messages": MESSAGES, "prompt": "x", "max_tokens": 2, "stream_options": {"include_usage": True}}
-    for path in ("/v1/chat/completions", "/v1/completions"):
-        response = server.post(path, body)
+    options = {"max_tokens": 2, "stream_options": {"include_usage": True}}
+    for path, body in (("/v1/chat/completions", {"messages": MESSAGES}), ("/v1/completions", {"prompt": "x"})):
+        response = server.post(path, {**body, **options})
         assert response.status_code == 400 and response.json()["error"]["param"] == "stream_options"
 
 
