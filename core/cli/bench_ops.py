@@ -25,6 +25,7 @@ from ..json_text import parse_json
 from ..kv.groups import kv_groups
 from ..models.decoder import compute_logits, decoder
 from ..ops import OpTable, op_names
+from ..ops.attention import first_seen
 from ..platform import Device, Runner, RunnerConfig
 from ..runner.caches import new_caches
 from ..runner.params import put_param
@@ -477,9 +478,11 @@ def _attention_work(subject: _Subject, load: Load, call: _Call) -> tuple[int, fl
     """Keys and values that queries see are read once; two products for each pair of query and key."""
     query = call.variants[0][0]
     num_heads, head_dim = query.shape[1:]
-    window = call.options.get("window") or load.context + load.num_tokens
-    seen = [min(window, position + 1) for position in range(load.context, load.context + load.num_tokens)]
-    num_keys = min(load.context + load.num_tokens, window + load.num_tokens - 1)
+    window, chunk = (call.options.get(name, 0) for name in ("window", "chunk"))
+    positions = range(load.context, load.context + load.num_tokens)
+    firsts = [max(0, first_seen(position, window, chunk)) for position in positions]
+    seen = [position + 1 - first for position, first in zip(positions, firsts, strict=True)]
+    num_keys = load.context + load.num_tokens - firsts[0]
     kv_heads = next(
         layer.attn.num_kv_heads for layer in subject.config.spec.layers if layer.attn.num_heads == num_heads
     )

@@ -65,15 +65,16 @@ class KVGroup:
 def kv_groups(spec: ModelSpec, max_model_len: int, num_draft_tokens: int = 0) -> tuple[KVGroup, ...]:
     """The KV groups of a model, full before sliding, then by window, states, cross attention; an encoder has none.
 
-    A window that no sequence can outgrow is no window: such layers join the full group. Layers that read another's
-    keys and values have none. num_draft_tokens: of a row at most.
+    A window of a chunk's length covers the chunk, and is kept of it. A window that no sequence can outgrow is no
+    window: such layers join the full group. Layers that read another's keys and values have none. num_draft_tokens:
+    of a row at most.
     """
     if spec.kind == "encoder":
         return ()
     by_window: dict[int, list[int]] = {}
     for index, layer in enumerate(spec.layers):
         if layer.has_attention and layer.attn.kv_layer < 0:
-            window = layer.attn.window
+            window = layer.attn.window or layer.attn.chunk
             by_window.setdefault(window if 0 < window < max_model_len else 0, []).append(index)
     groups = [
         KVGroup(

@@ -31,7 +31,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 PLAIN: Mapping[str, Any] = {"gated": False}
 """A feed-forward block without a gate."""
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 TURN_A_PART = frozenset(
     "bamba chatglm codegen glm glm4 glm4_moe glm4_moe_lite glm4v_moe_text glm4v_text glm_ocr_text gpt_neox "
     "gpt_neox_japanese gptj laguna mellum mimo_v2_flash minimax_m2 nemotron nomic_bert persimmon phi phi3 "
@@ -78,7 +78,8 @@ def llama_like(
     """The spec of Llama with this config's sizes: RMS norms before attention and feed-forward, gated SiLU, rope.
 
     All else says how a family differs, each a value or a function of the config (`flag`, `number`). layer_types:
-    FULL or SLIDING for each layer, SLIDING taking the config's `sliding_window`; empty: all full. norm: other norms.
+    FULL, SLIDING with the config's `sliding_window` or CHUNKED with its `attention_chunk_size` for each layer; empty:
+    all full. norm: other norms.
     attn_bias: on all four projections of attention; qkv_bias: on query, key and value; mlp_bias: on those of
     feed-forward blocks. qk_norm: query and key are normalised as the stream is, over that. in_pairs: rope turns
     neighbours, as GPT-J's; backwards: the other way. has_rope: which layers turn heads. moe: experts in the place of
@@ -99,8 +100,10 @@ def llama_like(
     kinds = tuple(read(layer_types, config)) or (FULL,) * num_layers
     if len(kinds) != num_layers:
         raise ModelError(f"{config.file} has {num_layers} layers, but layer_types names {len(kinds)}")
-    if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING)]:
-        raise ModelError(f"layer_types in {config.file} holds {unknown[0]!r}; known are {FULL} and {SLIDING}")
+    if unknown := [kind for kind in kinds if kind not in (FULL, SLIDING, CHUNKED)]:
+        raise ModelError(
+            f"layer_types in {config.file} holds {unknown[0]!r}; known are {FULL}, {SLIDING} and {CHUNKED}"
+        )
     norm = read(norm, config) or NormSpec(eps=config.number("rms_norm_eps", rms_norm_eps))
     o_bias, over = read(attn_bias, config), read(qk_norm, config)
     heads: dict[str, Any] = {
@@ -115,6 +118,7 @@ def llama_like(
         **read_all(attn, config),
     }
     windows = {kind: config.integer("sliding_window") if kind == SLIDING else 0 for kind in dict.fromkeys(kinds)}
+    chunks = {kind: config.size("attention_chunk_size") if kind == CHUNKED else 0 for kind in windows}
     turns = read(has_rope, config)
     if isinstance(turns, str):
         turns = [turns == "all" or (turns == "sliding" and windows[kind] > 0) for kind in kinds]
@@ -133,7 +137,12 @@ def llama_like(
     layers: list[LayerSpec] = []
     known: dict[Any, Any] = {}  # layers share what is alike
     for i, (kind, turn) in enumerate(zip(kinds, turns, strict=True)):
-        own = {"rope": ropes[kind] if turn else None, "window": windows[kind], **at_layer(heads, i)}
+        own = {
+            "rope": ropes[kind] if turn else None,
+            "window": windows[kind],
+            "chunk": chunks[kind],
+            **at_layer(heads, i),
+        }
         attention = AttentionSpec(**own) if recurrences[i] is None else NO_ATTENTION
         attention = known.setdefault(attention, attention)
         feed_forward = MlpSpec(**at_layer(block, i))

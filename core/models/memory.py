@@ -55,6 +55,7 @@ class Caches:
             batch.block_tables[group],
             scale=attn.scale,
             window=attn.window,
+            chunk=attn.chunk,
             softcap=attn.softcap,
             sinks=at.param("sinks", attn.num_heads, shard="column") if attn.sinks else None,
             alibi_slopes=slopes,

@@ -8,6 +8,7 @@ from .spec import ModelSpec
 
 FEATURES: Mapping[str, str] = {
     "sliding_window": "attention that sees only the last tokens",
+    "chunked_attention": "attention that sees only its own chunk of the tokens (Llama 4)",
     "softcap": "attention scores bounded by tanh before the softmax",
     "relative_bias": "attention with a learned bias by distance (T5)",
     "cross_attention": "attention of a decoder to what an encoder made of another input",
@@ -24,6 +25,7 @@ def model_needs(spec: ModelSpec) -> list[Need]:
     attention = [layer.attn for layer in spec.layers]
     asked = {
         "sliding_window": any(attn.window for attn in attention),
+        "chunked_attention": any(attn.chunk for attn in attention),
         "softcap": any(attn.softcap for attn in attention),
         "relative_bias": spec.num_relative_buckets > 0 and spec.kind != "encoder",
         "cross_attention": any(layer.cross is not None for layer in spec.layers),

@@ -102,6 +102,8 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     window: int = 0
     """tokens that a token sees, itself included; 0 sees all"""
+    chunk: int = 0
+    """a token sees none before the last multiple of this up to its own position (Llama 4); 0 sees all"""
     softcap: float = 0.0
     """scores become softcap * tanh(scores / softcap); 0 leaves them"""
     qkv_bias: bool = False

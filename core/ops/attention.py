@@ -91,6 +91,7 @@ def paged_attention(
     *,
     scale: float,
     window: int = 0,
+    chunk: int = 0,
     softcap: float = 0.0,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
@@ -106,7 +107,8 @@ def paged_attention(
     which are its last positions before seq_lens[r]. block_table: int32 [num_reqs, max_num_blocks], -1 padded;
     position p lies in block block_table[r, p // block_size]. Query head h reads KV head
     h // (num_heads / num_kv_heads). window: a token sees itself and window - 1 tokens before it, 0 sees all;
-    entries of the table before the window may be stale and are not read. softcap: scores become
+    chunk: a token sees none before the last multiple of this up to its own position (and no window is given).
+    Entries of the table before what is seen may be stale and are not read. softcap: scores become
     softcap * tanh(scores / softcap). sinks: float32 [num_heads], one more logit in each softmax's sum.
     alibi_slopes: float32 [num_heads], adds slope * (key position - query position). relative_bias: float32
     [num_buckets, num_heads], added by distance; T5's buckets for keys that are not after the query (Raffel et al.
@@ -129,7 +131,7 @@ def paged_attention(
         if begin == end:
             continue
         first_query = seq_len - (end - begin)
-        first_block = max(0, first_query - window + 1) // block_size if window else 0
+        first_block = max(0, first_seen(first_query, window, chunk)) // block_size
         first_key = first_block * block_size
         blocks = block_table[r, first_block : -(-seq_len // block_size)].long()
         num_keys = seq_len - first_key
@@ -148,8 +150,7 @@ def paged_attention(
         hidden = (k_pos > q_pos) & causal
         if reach is not None:
             hidden = hidden & (k_pos >= reach[begin:end, None])
-        if window:
-            hidden = hidden | (q_pos - k_pos >= window)
+        hidden = hidden | (k_pos < first_seen(q_pos, window, chunk))
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             extra = sinks.to(wide)[:, None, None].expand(num_heads, end - begin, 1)
@@ -157,6 +158,13 @@ def paged_attention(
         weights = scores.softmax(-1)[..., :num_keys]
         out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v).to(out.dtype)
     return out
+
+
+def first_seen(positions: Array, window: int, chunk: int) -> Array:
+    """The first positions that tokens at these, a number or an array, see; below 0 is 0; not an op."""
+    if chunk:
+        return positions - positions % chunk
+    return positions - window + 1 if window else positions * 0
 
 
 def distance_buckets(distances: "torch.Tensor", num_buckets: int) -> "torch.Tensor":

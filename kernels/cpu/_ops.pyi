@@ -446,10 +446,11 @@ class Program:
         alibi_slopes: Sequence[float] = ...,
         relative_bias: Sequence[float] = ...,
         sees: Literal["past", "ahead", "all", "encoder"] = "past",
+        chunk: int = 0,
     ) -> None:
         """group: as in `write_kv`. relative_bias: [num_heads, 2 * MAX_DISTANCE + 1], flat, by key - query. sees: keys
         up to a token's own, those before the step's reach too, all of its request (within a window on both sides), or
-        encoder_lens of it."""
+        encoder_lens of it. chunk: and none before the last multiple of it."""
 
     def call(self, function: Callable[[], None]) -> None:
         """Behind all records so far, in the caller's thread: for what has no kernel. An exception ends the step."""

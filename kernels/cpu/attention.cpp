@@ -28,7 +28,7 @@ class Ahead {
         table_ = args_.block_table + block.request * args_.max_num_blocks;
         kv_head_ = block.kv_head;
         num_heads_ = task.num_heads;
-        const int64_t seen = args_.window ? block.first_position - args_.window + 1 : 0, start = segment * kSegment;
+        const int64_t seen = first_seen(args_, block.first_position), start = segment * kSegment;
         const int64_t stop = start + kSegment < block.num_keys ? start + kSegment : block.num_keys;
         first_ = (seen > start ? seen : start) / args_.cache.block_size;
         end_ = (stop + args_.cache.block_size - 1) / args_.cache.block_size;
@@ -177,7 +177,7 @@ struct Rows {
 
     // The positions of a segment that a row sees.
     void visible(int64_t row, int64_t start, int64_t *begin, int64_t *end) const {
-        const int64_t first = args.window ? position(row) - args.window + 1 - start : 0;
+        const int64_t first = first_seen(args, position(row)) - start;
         const int64_t reach = position(row) + args.reach;
         const int64_t num_keys = owner(row).num_keys;
         const int64_t last = (reach < num_keys ? reach : num_keys) - start;
@@ -283,7 +283,7 @@ struct Rows {
         for (int64_t i = 0; i < kKeyPanel && position + i < end; ++i) {
             const int64_t at = position + i, in_block = at % cache.block_size;
             const int64_t number = table[at / cache.block_size];
-            // Blocks before a window have gone.
+            // Blocks before what is seen have gone.
             if (number < 0 || number >= cache.num_blocks) continue;
             const C *key = reinterpret_cast<const C *>(keys_of(cache, number, block.kv_head));
             const C *value = reinterpret_cast<const C *>(values_of(cache, number, block.kv_head));

@@ -166,7 +166,7 @@ void AttentionPlan::add_blocks(const AttentionArgs &args, std::int64_t request, 
         if (sees_ahead(token) != is_ahead) continue;
         const std::int64_t position = first_position + token - begin;
         const std::int64_t num_keys = is_ahead ? std::min<std::int64_t>(seq_len, reach[token]) : seq_len;
-        const std::int64_t low = args.window ? std::max<std::int64_t>(0, position - args.window + 1) : 0;
+        const std::int64_t low = std::max<std::int64_t>(0, first_seen(args, position));
         const std::int64_t high = std::min(num_keys, position + count - 1 + args.reach);
         const std::int64_t first = low / kSegment, last = (high + kSegment - 1) / kSegment;
         if (count == 1 && args.reach == 1 && !is_ahead) single_.push_back(static_cast<std::int32_t>(blocks_.size()));
@@ -198,7 +198,7 @@ void AttentionPlan::share_segments(const AttentionArgs &args, int num_threads) {
         const std::int64_t start = segment * kSegment;
         const auto sees_all = [&](std::int32_t b) {
             const std::int64_t position = blocks_[static_cast<std::size_t>(b)].first_position;
-            return position + 1 >= start + kSegment && (args.window == 0 || position - args.window + 1 <= start);
+            return position + 1 >= start + kSegment && first_seen(args, position) <= start;
         };
         const auto entries = [&](std::int32_t b) {
             return args.block_table + blocks_[static_cast<std::size_t>(b)].request * args.max_num_blocks +
@@ -293,7 +293,7 @@ void AttentionPlan::make(AttentionArgs &args, const std::int32_t *query_start_lo
                                         " and a block table for " +
                                         std::to_string(args.max_num_blocks * cache.block_size));
         const std::int64_t first_position = sees_all ? 0 : seq_len - (end - begin);
-        const std::int64_t seen = args.window ? std::max<std::int64_t>(0, first_position - args.window + 1) : 0;
+        const std::int64_t seen = std::max<std::int64_t>(0, first_seen(args, first_position));
         for (std::int64_t b = seen / cache.block_size; b * cache.block_size < seq_len; ++b) {
             const std::int32_t block = args.block_table[r * args.max_num_blocks + b];
             if (block < 0 || block >= cache.num_blocks)

@@ -238,6 +238,7 @@ struct AttentionArgs {
     int64_t max_num_blocks;
     float scale, softcap;
     int64_t window;  // a token sees itself and so many positions before it, less one; 0: all
+    int64_t chunk;   // and none before the last multiple of this up to its own position; 0: all
     int64_t reach;   // and so many from itself on: 1 is causal
     const float *sinks, *alibi_slopes;  // [num_heads] or null
     const float *relative_bias;         // by key - query, or null
@@ -248,6 +249,12 @@ struct AttentionArgs {
     int64_t *next_task;  // shared counter, zero at the start
     float *partials;     // per segment and row: value_stride sums and the tail
 };
+
+// The first position that a token at `position` sees; below 0 is 0.
+static inline int64_t first_seen(const AttentionArgs &args, int64_t position) {
+    if (args.chunk) return position - position % args.chunk;
+    return args.window ? position - args.window + 1 : 0;
+}
 
 struct MeanRowsArgs {
     const void *x;  // [num_tokens, n]

@@ -48,6 +48,7 @@ struct AttentionOptions {
     std::vector<float> sinks, alibi_slopes;  // [num_heads] or empty
     std::vector<float> relative_bias;        // AttentionArgs::relative_bias, or empty
     Sees sees = Sees::past;
+    std::int64_t chunk = 0;
 };
 
 // Matrices of one shape in one packed weight, each beginning a panel. The weight is the caller's.

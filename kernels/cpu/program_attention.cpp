@@ -49,9 +49,9 @@ void Program::attention(const View &out, const View &query, const KVMemory &memo
     want_dense(out, "out");
     const std::int64_t heads = query.cols / cache.head_dim;
     if (heads * cache.head_dim != query.cols || heads % cache.num_kv_heads != 0 || group < kOwnRows ||
-        options.window < 0)
+        options.window < 0 || options.chunk < 0)
         refuse("query heads do not fit a cache of " + std::to_string(cache.num_kv_heads) + " heads of " +
-               std::to_string(cache.head_dim) + ", or the group or window is negative");
+               std::to_string(cache.head_dim) + ", or the group, window or chunk is negative");
     want_length(options.sinks, heads, "sinks");
     want_length(options.alibi_slopes, heads, "alibi_slopes");
     want_length(options.relative_bias, heads * (2 * kMaxDistance + 1), "relative_bias");
@@ -99,7 +99,7 @@ Program::Tasks *Program::tasks_for(const KVCache &cache, std::int64_t group, std
     const std::int64_t reach = is_causal ? 1 : options.window > 0 ? options.window : kEveryKey;
     const auto same = [&](const std::unique_ptr<Tasks> &t) {
         return t->group == group && t->sees == options.sees && t->args.num_heads == heads &&
-               t->args.window == options.window && t->args.reach == reach &&
+               t->args.window == options.window && t->args.chunk == options.chunk && t->args.reach == reach &&
                t->args.cache.num_kv_heads == cache.num_kv_heads && t->args.cache.head_dim == cache.head_dim &&
                t->args.cache.block_size == cache.block_size && t->args.cache.num_blocks == cache.num_blocks;
     };
@@ -113,6 +113,7 @@ Program::Tasks *Program::tasks_for(const KVCache &cache, std::int64_t group, std
     tasks->args.cache = cache;
     tasks->args.num_heads = heads;
     tasks->args.window = options.window;
+    tasks->args.chunk = options.chunk;
     tasks->args.reach = reach;
     tasks->args_ahead = tasks->args;
     tasks->args_ahead.reach = kEveryKey;

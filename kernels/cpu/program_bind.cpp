@@ -32,12 +32,12 @@ View make_view(std::int64_t offset, std::int64_t cols, std::int64_t stride, cons
 
 void attention(Program &program, const View &out, const View &query, const KVMemory &memory, std::int64_t group,
                float scale, std::int64_t window, float softcap, FloatList sinks, FloatList alibi_slopes,
-               FloatList relative_bias, const std::string &sees) {
+               FloatList relative_bias, const std::string &sees, std::int64_t chunk) {
     static const std::pair<const char *, Sees> names[] = {
         {"past", Sees::past}, {"ahead", Sees::ahead}, {"all", Sees::all}, {"encoder", Sees::encoder}};
     program.attention(out, query, memory, group,
                       {scale, window, softcap, std::move(sinks), std::move(alibi_slopes), std::move(relative_bias),
-                       named(names, "sees", sees)});
+                       named(names, "sees", sees), chunk});
 }
 
 void route_experts(Program &program, const View &weights, const View &experts, const View &logits,
@@ -263,7 +263,8 @@ void bind_program(nb::module_ &m) {
         .def("mean_rows", &Program::mean_rows, "out"_a, "x"_a)
         .def("paged_attention", &attention, "out"_a, "query"_a, "kv_cache"_a, "group"_a, "scale"_a, "window"_a = 0,
              "softcap"_a = 0.0f, "sinks"_a = FloatList{}, "alibi_slopes"_a = FloatList{},
-             "relative_bias"_a = FloatList{}, "sees"_a = "past", nb::keep_alive<1, 4>())
+             "relative_bias"_a = FloatList{}, "sees"_a = "past", "chunk"_a = 0,
+             nb::keep_alive<1, 4>())
         .def("linear_heads", &Program::linear_heads, "out"_a, "x"_a, "stack"_a, "x_step"_a, "out_step"_a,
              nb::keep_alive<1, 4>())
         .def("route_experts", &route_experts, "weights"_a, "experts"_a, "logits"_a, "correction"_a = FloatList{},

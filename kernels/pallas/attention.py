@@ -39,6 +39,7 @@ def paged_attention(
     *,
     scale: float,
     window: int,
+    chunk: int,
     softcap: float,
     interpret: bool,
 ) -> Any:
@@ -95,6 +96,7 @@ def paged_attention(
         tile_tokens=tile_tokens,
         scale=scale,
         window=window,
+        chunk=chunk,
         softcap=softcap,
         has_slopes=slopes is not None,
         num_blocks=blocks,
@@ -153,6 +155,7 @@ def _attend(
     tile_tokens: int,
     scale: float,
     window: int,
+    chunk: int,
     softcap: float,
     has_slopes: bool,
     num_blocks: int,
@@ -207,6 +210,8 @@ def _attend(
         seen = (places <= q_places) & (places >= first) & (places < end)
         if window:
             seen = seen & (q_places - places < window)
+        if chunk:
+            seen = seen & (places >= q_places - jax.lax.rem(q_places, chunk))
         key_places = start + jax.lax.broadcasted_iota(jnp.int32, (span, 1), 0)
         alive = (key_places >= first) & (key_places < end)
         key_places = start + jax.lax.broadcasted_iota(jnp.int32, (1, span), 1)

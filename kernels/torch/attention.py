@@ -23,6 +23,7 @@ def paged_attention(
     *,
     scale: float,
     window: int = 0,
+    chunk: int = 0,
     softcap: float = 0.0,
     sinks: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
@@ -58,6 +59,7 @@ def paged_attention(
     token = (starts[request][:, None] + row).clamp(max=num_tokens - 1)
     lens = seq_lens.long()[request]
     q_pos = (lens - counts[request])[:, None] + row
+    starts_of_chunks = q_pos - q_pos % chunk if chunk else q_pos
 
     q = query[token].to(wide).view(num_tiles, tile, num_kv_heads, -1, head_dim) * scale
     shape = (num_tiles, num_kv_heads, num_heads // num_kv_heads, tile)
@@ -80,6 +82,8 @@ def paged_attention(
         alive = k_pos < lens[:, None]
         if window:
             alive = alive & (k_pos > q_pos[:, :1] - window)
+        if chunk:
+            alive = alive & (k_pos >= starts_of_chunks[:, :1])
         k = keys[blocks].flatten(1, 2).to(wide).masked_fill(~alive[:, :, None, None], 0)
         v = values[blocks].flatten(1, 2).to(wide).masked_fill(~alive[:, :, None, None], 0)
         scores = torch.einsum("tqhgd,tkhd->thgqk", q, k)
@@ -97,6 +101,8 @@ def paged_attention(
         hidden = ahead | ~alive[:, None, None, None, :]
         if window:
             hidden = hidden | (distance <= -window)
+        if chunk:
+            hidden = hidden | (k_pos < starts_of_chunks[:, :, None])[:, None, None]
         scores = scores.masked_fill(hidden, float("-inf"))
         highest = torch.maximum(top, scores.amax(-1))
         base = highest.masked_fill(highest == float("-inf"), 0)

@@ -25,8 +25,8 @@ class Asked:
 
 
 class Beside(ABC):
-    """`paged_attention`; `others` computes what `attend` gives back, and all that has sinks, slopes, biases or sight
-    ahead, for which no library has an argument."""
+    """`paged_attention`; `others` computes what `attend` gives back, and all that has chunks, sinks, slopes, biases
+    or sight ahead, for which no library has an argument."""
 
     def __init__(self, others: Attend) -> None:
         self._others = others
@@ -41,6 +41,7 @@ class Beside(ABC):
         *,
         scale: float,
         window: int = 0,
+        chunk: int = 0,
         softcap: float = 0.0,
         causal: bool = True,
         max_query_len: int = 0,
@@ -50,6 +51,8 @@ class Beside(ABC):
         batch = (query_start_loc, seq_lens, block_table)
         lengths = {"max_query_len": max_query_len, "max_seq_len": max_seq_len}
         options: dict[str, Any] = {"scale": scale, "window": window, "softcap": softcap, "causal": causal, **lengths}
+        if chunk and not 0 < max_seq_len <= chunk:  # a request may outgrow it
+            terms["chunk"] = chunk
         if len(query) and all(value is None for value in terms.values()):
             out = self.attend(query, kv_cache, batch, Asked(**options))
             if out is not None:

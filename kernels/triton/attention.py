@@ -107,6 +107,7 @@ def attention_kernel(
     query_stride_head,
     table_stride,
     window,
+    chunk,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -121,6 +122,7 @@ def attention_kernel(
     SPLIT: tl.constexpr,
     DECODE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     ALIBI: tl.constexpr,
@@ -193,6 +195,9 @@ def attention_kernel(
         end = tl.minimum(seq_len, seq_len - count + first + QUERIES)
     if WINDOW:
         begin = tl.maximum(0, seq_len - count + first - window + 1)
+    if CHUNK:
+        lowest = q_pos // chunk * chunk
+        begin = (seq_len - count + first) // chunk * chunk
     if SPLIT > 0:
         split = tl.program_id(2)
         begin = tl.maximum(begin, split * SPLIT)
@@ -260,6 +265,8 @@ def attention_kernel(
         seen = is_key[None, :] & (k_pos[None, :] <= last[:, None])
         if WINDOW:
             seen = seen & (distance > -window)
+        if CHUNK:
+            seen = seen & (k_pos[None, :] >= lowest[:, None])
         scores = tl.where(seen, scores * LOG2E, float("-inf"))
         highest = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(highest == float("-inf"), 0.0, highest)

@@ -36,6 +36,7 @@ class Variant:
     num_kv_heads: int = 2
     head_dim: int = 16
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     sinks: bool = False
     alibi: bool = False
@@ -74,6 +75,15 @@ VARIANTS = {
     "window": Variant(window=20, feature="sliding_window"),
     "window_of_a_block": Variant(window=16, feature="sliding_window"),
     "large_window": Variant(window=200, feature="sliding_window", requests=LARGE),
+    "chunk": Variant(chunk=20, feature="chunked_attention"),
+    "wide_chunk": Variant(chunk=200, feature="chunked_attention"),
+    "chunk_of_a_block": Variant(chunk=16, feature="chunked_attention"),
+    "chunk_of_one": Variant(chunk=1, feature="chunked_attention"),
+    "large_chunk": Variant(chunk=200, feature="chunked_attention", requests=LARGE),
+    "chunk_decode": Variant(chunk=530, softcap=4.0, sinks=True, feature="chunked_attention", requests=DECODE),
+    "chunk_reach": Variant(
+        chunk=100, reach=True, alibi=True, num_heads=6, num_kv_heads=1, feature="chunked_attention", requests=LARGE
+    ),
     "softcap": Variant(softcap=5.0, feature="softcap"),
     "edge_window": Variant(window=18, feature="sliding_window", requests=((1, 33), (1, 49), (1, 65), (2, 50))),
     "window_softcap": Variant(window=9, softcap=3.0, head_dim=32, feature="sliding_window"),
@@ -132,6 +142,7 @@ VARIANTS = {
         alibi=True,
         feature="sliding_window",
     ),
+    "int8_cache_chunk": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, chunk=20, feature="chunked_attention"),
     "int8_cache_decode": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, window=530, requests=DECODE),
 }
 
@@ -158,6 +169,7 @@ def dense_attention(
         for row in range(num_queries):
             position = num_keys - num_queries + row
             first = max(0, position - variant.window + 1) if variant.window else 0
+            first = position // variant.chunk * variant.chunk if variant.chunk else first
             end = max(position + 1, reach[row] if reach else 0) if variant.causal else num_keys
             seen = np.arange(first, end)
             scores = keys[seen, kv_head] @ query[row, head] * scale
@@ -267,9 +279,11 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     # Padding: a slot of -1 must not land in a block that someone owns.
     padding = to_array(ops, Value("activation", np.full((3, kv_heads, head_dim), np.nan, np.float32)), dtype)
     cache = ops.write_kv(cache, padding, padding, ops.to_device(np.full(3, -1, np.int32)))
-    if variant.window:
+    if variant.window or variant.chunk:
         for row, (count, seq_len) in enumerate(variant.requests):
-            stale = max(0, seq_len - count - variant.window + 1) // size
+            start = max(0, seq_len - count)
+            stale = (start // variant.chunk * variant.chunk if variant.chunk else start - variant.window + 1) // size
+            stale = max(0, stale)
             table[row, :stale] = ids[0]
 
     asked = activation(variant.query_size, int(counts.sum()), heads, head_dim)
@@ -287,6 +301,7 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
         ops.to_device(table),
         scale=scale,
         window=variant.window,
+        chunk=variant.chunk,
         softcap=variant.softcap,
         sinks=None if sinks is None else ops.to_device(sinks),
         alibi_slopes=None if slopes is None else ops.to_device(slopes),

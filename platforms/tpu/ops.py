@@ -60,6 +60,7 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
         *,
         scale: float,
         window: int = 0,
+        chunk: int = 0,
         softcap: float = 0.0,
         sinks: Array | None = None,
         alibi_slopes: Array | None = None,
@@ -81,6 +82,7 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
                 block_table,
                 scale=scale,
                 window=window,
+                chunk=chunk,
                 softcap=softcap,
                 sinks=sinks,
                 alibi_slopes=alibi_slopes,
@@ -92,11 +94,11 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
             )
         heads = query.shape[1] // (mesh.size if heads_axis(kv_cache) is not None else 1)
         tile_tokens = 1 if max_query_len == 1 else attention.tile_tokens(heads, query.shape[2], TILE_TOKENS)
-        tiles = query_tiles(query_start_loc, seq_lens, num_tokens, tile_tokens, window)
+        tiles = query_tiles(query_start_loc, seq_lens, num_tokens, tile_tokens, window, chunk)
 
         def tiled(*arrays: Any) -> Any:
             return attention.paged_attention(
-                *arrays, scale=scale, window=window, softcap=softcap, interpret=interpret
+                *arrays, scale=scale, window=window, chunk=chunk, softcap=softcap, interpret=interpret
             )
 
         axis = heads_axis(kv_cache)
@@ -117,7 +119,7 @@ def pallas_provider(mesh: Mesh, *, interpret: bool) -> OpProvider:
         )
         return out.reshape(-1, *query.shape[1:])[tiles.places]
 
-    static = ("scale", "window", "softcap", "causal", "max_query_len", "max_seq_len")
+    static = ("scale", "window", "chunk", "softcap", "causal", "max_query_len", "max_seq_len")
     ops = {
         "new_kv_cache": FUNCTIONS["new_kv_cache"],
         "write_kv": jax.jit(store),

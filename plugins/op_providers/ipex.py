@@ -133,6 +133,7 @@ def _lacks(context: OpContext) -> str:
     for attn in (layer.attn for layer in context.spec.layers):
         for name, asked in (
             ("sliding window", attn.window),
+            ("chunks", attn.chunk),
             ("softcap", attn.softcap),
             ("sinks", attn.sinks),
             ("alibi", attn.alibi_max_bias),

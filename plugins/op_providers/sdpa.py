@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.core.hooks import hookimpl
 from headrace.core.ops import OpTable
+from headrace.core.ops.attention import first_seen
 from headrace.core.platform import DeviceInfo, OpContext, OpProvider
 from headrace.core.stages import Array
 
@@ -51,6 +52,7 @@ def paged_attention(
     *,
     scale: float,
     window: int = 0,
+    chunk: int = 0,
     softcap: float = 0.0,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
@@ -76,6 +78,7 @@ def paged_attention(
             block_table,
             scale=scale,
             window=window,
+            chunk=chunk,
             softcap=softcap,
             sinks=sinks,
             alibi_slopes=alibi_slopes,
@@ -91,7 +94,15 @@ def paged_attention(
         if count > 1 or (count == 1 and len(decodes) == 1):
             rows = slice(starts[r], starts[r + 1])
             attended = _attend(
-                query[rows][None], kv_cache, [lens[r]], block_table[r : r + 1], scale, window, alibi_slopes, causal
+                query[rows][None],
+                kv_cache,
+                [lens[r]],
+                block_table[r : r + 1],
+                scale,
+                window,
+                chunk,
+                alibi_slopes,
+                causal,
             )
             out[rows] = attended[0]
     if len(decodes) > 1:
@@ -104,6 +115,7 @@ def paged_attention(
             block_table[picked],
             scale,
             window,
+            chunk,
             alibi_slopes,
             causal,
         )
@@ -140,6 +152,7 @@ def _attend(
     block_table: "torch.Tensor",
     scale: float,
     window: int,
+    chunk: int,
     alibi_slopes: "torch.Tensor | None",
     causal: bool,
 ) -> "torch.Tensor":
@@ -155,14 +168,14 @@ def _attend(
     q_pos = seq_lens - query_len + torch.arange(query_len, device=query.device)[None, :, None]
     k_pos = torch.arange(longest, device=query.device)[None, None, :]
     seen = k_pos <= (q_pos if causal else seq_lens - 1).expand_as(q_pos)
-    if window:
-        seen = seen & (q_pos - k_pos < window)
-        # Blocks before the window may hold anything, NaN too, and 0 * NaN is NaN.
-        first = (q_pos.amin(1, keepdim=True) - window + 1).clamp(min=0)
+    if window or chunk:
+        seen = seen & (k_pos >= first_seen(q_pos, window, chunk))
+        # Blocks before what is seen may hold anything, NaN too, and 0 * NaN is NaN.
+        first = first_seen(q_pos.amin(1, keepdim=True), window, chunk)
         alive = (k_pos >= first)[:, 0, None, :, None] & (k_pos < seq_lens)[:, 0, None, :, None]
     else:
         alive = (k_pos < seq_lens)[:, 0, None, :, None]
-    if window or min(lens) < longest:
+    if window or chunk or min(lens) < longest:
         k, v = k.masked_fill(~alive, 0), v.masked_fill(~alive, 0)
     mask, dtype = seen[:, None], query.dtype
     if alibi_slopes is not None:

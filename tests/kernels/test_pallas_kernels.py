@@ -38,6 +38,7 @@ def subject() -> Subject:
         "model.greedy.window",
         "attention.int8_cache.bfloat16",
         "attention.int8_cache_decode.float32",
+        "attention.chunk.float32",
         "ops.latent_heads.float32",
         *(
             pytest.param(f"attention.{name}.{dtype}", marks=pytest.mark.slow)

@@ -403,6 +403,8 @@ CASES: list[dict[str, Any]] = [
     {"window": 9},
     {"window": 8, "softcap": 3.0, "dtype": "float16"},
     {"softcap": 5.0},
+    {"chunk": 9},
+    {"chunk": 7, "reach": True, "heads": 9, "kv_heads": 3, "dtype": "float16"},
     {"sinks": True},
     {"alibi": True, "sinks": True},
     {"reach": True, "heads": 9, "kv_heads": 3},
@@ -427,7 +429,7 @@ CASES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("requests", [RAGGED, DECODE], ids=["ragged", "decode"])
 def test_attention(requests: Sequence[tuple[int, int]], case: dict[str, Any]) -> None:
     case = {"heads": 4, "kv_heads": 2, "head_dim": 16, "dtype": "float32", "window": 0, **case}
-    softcap, dtype = case.pop("softcap", 0.0), case["dtype"]
+    softcap, dtype, chunk = case.pop("softcap", 0.0), case["dtype"], case.pop("chunk", 0)
     ops = TritonOps(replace(TINY, dear_piece=case.pop("piece", 0)), wide_dot=True)
     sinks = values(case["heads"], seed=3) if case.pop("sinks", False) else None
     slopes = 0.5 ** torch.arange(1.0, case["heads"] + 1) if case.pop("alibi", False) else None
@@ -438,6 +440,7 @@ def test_attention(requests: Sequence[tuple[int, int]], case: dict[str, Any]) ->
     options: dict[str, Any] = {
         "scale": 0.3,
         "window": case["window"],
+        "chunk": chunk,
         "softcap": softcap,
         "sinks": sinks,
         "alibi_slopes": slopes,

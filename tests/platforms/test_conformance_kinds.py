@@ -99,6 +99,10 @@ def _scale_of_another_head(cache: Any, key: Any, value: Any, slots: Any) -> Any:
     return cache
 
 
+def _chunk_is_a_window(*args: Any, window: int = 0, chunk: int = 0, **kwargs: Any) -> Any:
+    return OpTable.paged_attention(*args, window=window or chunk, **kwargs)
+
+
 def _no_sight_ahead(*args: Any, reach: Any = None, **kwargs: Any) -> Any:
     return OpTable.paged_attention(*args, **kwargs)
 
@@ -282,6 +286,7 @@ WRONG: list[tuple[str, Op, str, str]] = [
     ("cast", _cut_off, "ops.cast.bfloat16", "nearest"),
     ("embedding", lambda i, w: OpTable.embedding(i.clamp(max=len(w) - 2), w), "ops.embedding.float32", "error"),
     ("paged_attention", _no_maximum, "attention.large_scores.float32", "error inf"),
+    ("paged_attention", _chunk_is_a_window, "attention.chunk_of_a_block.float32", "error"),
     ("paged_attention", _no_sight_ahead, "attention.reach.float32", "error"),
     ("paged_attention", _sees_one_more, "attention.reach.float32", "error"),
     ("paged_attention", _sight_of_the_first_token, "attention.reach_window.float32", "error"),

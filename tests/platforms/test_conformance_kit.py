@@ -29,6 +29,8 @@ SAMPLE = (
     "attention.window_softcap.bfloat16",
     "attention.sinks.float32",
     "attention.reach.float32",
+    "attention.chunk.bfloat16",
+    "attention.chunk_decode.float32",
     "ops.place_rows.bfloat16",
     "model.chunked",
     "model.batch",

@@ -125,6 +125,8 @@ def provider() -> OpProvider:
         ("alibi", 0),
         ("relative", 0),
         ("reach", 0),
+        ("chunk", 0),
+        ("wide_chunk", 1),
     ],
 )
 def test_flashinfer_passes_the_kit(library: None, variant: str, runs: int) -> None:

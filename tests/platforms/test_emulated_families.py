@@ -30,6 +30,7 @@ QUICK = {
     ("neuron:emulated", "bert"),
     ("neuron:emulated", "falcon_h1"),
     ("neuron:emulated", "qwen3_next"),
+    ("neuron:emulated", "llama4_text"),
     *(("gaudi:emulated", name) for name in ("gemma2", "deepseek_v3", "mpnet", "mamba2")),
 }
 """What the default run takes; the full run takes all."""

@@ -54,6 +54,8 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ("alibi", []),
         ("relative", []),
         ("reach", []),
+        ("chunk", []),
+        ("wide_chunk", [16, 17]),
         ("all_keys", []),
         ("decode", []),
         ("unknown_lengths", []),

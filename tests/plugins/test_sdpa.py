@@ -34,11 +34,13 @@ def provider() -> OpProvider:
 @settings(max_examples=60)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), min_size=1, max_size=6),
-    window=st.sampled_from([0, 1, 3, 8]),
+    hidden=st.sampled_from([{}, *({kind: size} for kind in ("window", "chunk") for size in (1, 3, 8))]),
     alibi=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_equals_the_definition(requests: list[tuple[int, int]], window: int, alibi: bool, seed: int) -> None:
+def test_equals_the_definition(
+    requests: list[tuple[int, int]], hidden: dict[str, int], alibi: bool, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     counts = [count for count, _ in requests]
     lens = [count + before for count, before in requests]
@@ -64,8 +66,8 @@ def test_equals_the_definition(requests: list[tuple[int, int]], window: int, ali
         table,
     )
     slopes = torch.rand(4, generator=generator) if alibi else None
-    expected = OpTable().paged_attention(*arguments, scale=0.3, window=window, alibi_slopes=slopes)
-    got = paged_attention(*arguments, scale=0.3, window=window, alibi_slopes=slopes)
+    expected = OpTable().paged_attention(*arguments, scale=0.3, alibi_slopes=slopes, **hidden)
+    got = paged_attention(*arguments, scale=0.3, alibi_slopes=slopes, **hidden)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 

@@ -155,7 +155,9 @@ CASES = (
     Case("minimax_m2", "minimax_m2", {"head_dim": 16}),
     Case("afmoe", "afmoe", {"head_dim": 16, "sliding_window": 6}),
     Case("hunyuan_v1_moe", "hunyuan_v1_moe", {"head_dim": 16, "num_experts": 8, "moe_topk": 2}),
-    Case("llama4_text", "llama4_text", {"head_dim": 16, "floor_scale": 8}),
+    Case(
+        "llama4_text", "llama4_text", {"head_dim": 16, "floor_scale": 8, "attention_chunk_size": 8}, lengths=(50, 9)
+    ),
     Case("deepseek_v2", "deepseek_v2", {**LATENT, "num_experts_per_tok": 2, "n_group": 2}),
     Case("deepseek_v3", "deepseek_v3", LATENT),
     Case("minicpm3", "minicpm3", {**LATENT, "tie_word_embeddings": False}),

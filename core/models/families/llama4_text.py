@@ -1,11 +1,10 @@
 """Llama 4, text only: every fourth layer without rope, experts beside a shared one, weights on their input."""
 
-import dataclasses
 from functools import partial
 
 from ..config import HFConfig
 from ..dense_families import ATTN_FLAG
-from ..llama_like import ByLayer, llama_like, rope_by_interval
+from ..llama_like import CHUNKED, FULL, ByLayer, llama_like, rope_by_interval
 from ..mixtures import read_experts
 from ..name_tables import joined_experts, llama_names
 from ..spec import MlpSpec, ModelSpec, NormSpec
@@ -14,10 +13,10 @@ WEIGHTS = llama_names(tensors=joined_experts("feed_forward.experts.", transpose=
 
 
 def to_spec(config: HFConfig) -> ModelSpec:
-    """Layers with rope see chunks of `attention_chunk_size` tokens: the context is one chunk, where that is all."""
+    """Layers with rope see chunks of `attention_chunk_size` tokens, unless it is null or `layer_types` says more."""
     config = config.with_defaults(
         num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, hidden_act="silu", rope_theta=500000.0,
-        num_local_experts=16, num_experts_per_tok=1, intermediate_size_mlp=16384,
+        num_local_experts=16, num_experts_per_tok=1, intermediate_size_mlp=16384, attention_chunk_size=8192,
     )  # fmt: skip
     num_layers, has_rope = config.num_layers(), rope_by_interval(config)
     norm = NormSpec(eps=config.number("rms_norm_eps", 1e-5), weight=False)
@@ -25,8 +24,10 @@ def to_spec(config: HFConfig) -> ModelSpec:
     scale, length = config.number("attn_scale", 0.1), config.size("floor_scale", 8192)
     shared = MlpSpec(intermediate_size=config.size("intermediate_size"))
     step, listed = config.size("interleave_moe_layer_step", 1), config.get("moe_layers")
-    spec = llama_like(
+    turned = FULL if config["attention_chunk_size"] is None else CHUNKED
+    return llama_like(
         config,
+        layer_types=config.texts("layer_types") or [turned if turns else FULL for turns in has_rope],
         rms_norm_eps=1e-5,
         in_pairs=True,
         has_rope=has_rope,
@@ -49,5 +50,3 @@ def to_spec(config: HFConfig) -> ModelSpec:
         is_sparse=[i in listed if isinstance(listed, list) else (i + 1) % step == 0 for i in range(num_layers)],
         **ATTN_FLAG,
     )
-    longest = min(spec.max_position_embeddings, config.size("attention_chunk_size", 8192))
-    return dataclasses.replace(spec, max_position_embeddings=longest)

@@ -14,5 +14,7 @@ FUNCTIONS = {
 """Op name -> its body."""
 NAME = "jax"
 """What the report of op providers calls these bodies."""
-FEATURES = frozenset({"sliding_window", "softcap", "rope_variants", "relative_bias", "cross_attention", "states"})
+FEATURES = frozenset(
+    "sliding_window chunked_attention softcap rope_variants relative_bias cross_attention states".split()
+)
 """What models may need that these bodies do; names of core/models/needs.py."""

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from ...stages import Array
-from ..attention import MAX_DISTANCE
+from ..attention import MAX_DISTANCE, first_seen
 from ._arrays import DTYPES, compiled, drop_negative, precision
 
 KV_HEADS_AXIS = 1
 """The axis of a cache that tensor parallelism cuts."""
 TILE_TOKENS = 16
 """Query tokens of one request that are computed together, unless every request has one."""
-CHUNK_TOKENS = 128
+SPAN_TOKENS = 128
 """Keys that one step of the loop over the cache reads."""
 _NEVER = -1e30
 """A score that no weight is left of; not -inf, of which a difference would be NaN."""
@@ -95,7 +95,7 @@ def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> 
     return kv_cache.at[block_ids, :, slot_mapping % block_size].set(both, mode="drop")
 
 
-@compiled("scale", "window", "softcap", "causal", "max_query_len", "max_seq_len")
+@compiled("scale", "window", "chunk", "softcap", "causal", "max_query_len", "max_seq_len")
 def paged_attention(
     query: Array,
     kv_cache: Array,
@@ -105,6 +105,7 @@ def paged_attention(
     *,
     scale: float,
     window: int = 0,
+    chunk: int = 0,
     softcap: float = 0.0,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
@@ -114,9 +115,9 @@ def paged_attention(
     max_query_len: int = 0,
     max_seq_len: int = 0,
 ) -> Array:
-    """Attention of a ragged batch, tile by tile over the queries and chunk by chunk over the cache.
+    """Attention of a ragged batch, tile by tile over the queries and span by span over the cache.
 
-    A chunk begins at a multiple of its length wherever a request's last token is, so that a request's sums are
+    A span begins at a multiple of its length wherever a request's last token is, so that a request's sums are
     formed in one order in any batch. Only max_query_len of 1 or of something else makes a difference here.
     """
     num_tokens, num_heads, head_dim = query.shape
@@ -124,7 +125,8 @@ def paged_attention(
     group = num_heads // num_kv_heads
     if not num_tokens:
         return query
-    tiles = query_tiles(query_start_loc, seq_lens, num_tokens, 1 if max_query_len == 1 else TILE_TOKENS, window)
+    tile_tokens = 1 if max_query_len == 1 else TILE_TOKENS
+    tiles = query_tiles(query_start_loc, seq_lens, num_tokens, tile_tokens, window, chunk)
     if not causal:
         whole = jnp.where(tiles.ends > 0, seq_lens[tiles.requests], 0)
         tiles = tiles._replace(ends=whole, first_keys=jnp.zeros_like(whole))
@@ -137,22 +139,22 @@ def paged_attention(
     num_tiles, tile_tokens = tiles.positions.shape
     tiled = query[tiles.tokens].reshape(num_tiles, tile_tokens, num_kv_heads, group, head_dim)
 
-    blocks = max(1, CHUNK_TOKENS // block_size)
-    chunk = blocks * block_size
+    blocks = max(1, SPAN_TOKENS // block_size)
+    span = blocks * block_size
     padding = -block_table.shape[1] % blocks
     table = jnp.pad(block_table, ((0, 0), (0, padding)), constant_values=-1)[tiles.requests]
     exact = precision(query)
     slopes = None if alibi_slopes is None else alibi_slopes.reshape(1, num_kv_heads, group, 1, 1)
 
-    def add_chunk(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def add_span(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = state
         ids = jax.lax.dynamic_slice_in_dim(table, index * blocks, blocks, 1)
         if isinstance(kv_cache, Integers):
             kv = kv_cache.take(ids).astype(query.dtype)
         else:
             kv = jnp.take(kv_cache, ids, axis=0, mode="clip")  # [num_tiles, blocks, num_kv_heads, block_size, 2 * d]
-        kv = kv.swapaxes(1, 2).reshape(num_tiles, num_kv_heads, chunk, 2 * head_dim)
-        places = index * chunk + jnp.arange(chunk)
+        kv = kv.swapaxes(1, 2).reshape(num_tiles, num_kv_heads, span, 2 * head_dim)
+        places = index * span + jnp.arange(span)
         # What no query of the tile sees may hold anything, NaN too, and 0 * NaN is NaN.
         alive = (places >= tiles.first_keys[:, None]) & (places < tiles.ends[:, None])
         kv = jnp.where(alive[:, None, :, None], kv, 0)
@@ -166,19 +168,19 @@ def paged_attention(
         scores = scores * scale
         if softcap:
             scores = softcap * jnp.tanh(scores / softcap)
-        distance = places[None, None] - tiles.positions[:, :, None]  # [num_tiles, tile_tokens, chunk]
+        distance = places[None, None] - tiles.positions[:, :, None]  # [num_tiles, tile_tokens, span]
         if slopes is not None:
             scores = scores + slopes * distance[:, None, None]
         if relative_bias is not None:
             rows = distance_buckets(-distance, relative_bias.shape[0])
-            bias = relative_bias[rows].transpose(0, 3, 1, 2)  # [num_tiles, num_heads, tile_tokens, chunk]
-            scores = scores + bias.reshape(num_tiles, num_kv_heads, group, tile_tokens, chunk)
+            bias = relative_bias[rows].transpose(0, 3, 1, 2)  # [num_tiles, num_heads, tile_tokens, span]
+            scores = scores + bias.reshape(num_tiles, num_kv_heads, group, tile_tokens, span)
         seen = jnp.broadcast_to(alive[:, None], distance.shape)
         if causal:
             before = distance <= 0
             seen = seen & (before if ahead is None else before | (places < ahead[..., None]))
-        if window:
-            seen = seen & (distance > -window)
+        if window or chunk:
+            seen = seen & (places >= first_seen(tiles.positions, window, chunk)[:, :, None])
         seen = seen[:, None, None]
         new_top = jnp.maximum(top, jnp.where(seen, scores, _NEVER).max(-1))
         weights = jnp.where(seen, jnp.exp(scores - new_top[..., None]), 0)
@@ -200,8 +202,8 @@ def paged_attention(
         top = jnp.broadcast_to(sinks.reshape(1, num_kv_heads, group, 1).astype(jnp.float32), shape)
         total = jnp.ones(shape, jnp.float32)
     state = (top, total, jnp.zeros((*shape, head_dim), jnp.float32))
-    first = jnp.min(jnp.where(tiles.ends > 0, tiles.first_keys, jnp.iinfo(jnp.int32).max)) // chunk
-    _, total, out = jax.lax.fori_loop(first, -(-jnp.max(tiles.ends) // chunk), add_chunk, state)
+    first = jnp.min(jnp.where(tiles.ends > 0, tiles.first_keys, jnp.iinfo(jnp.int32).max)) // span
+    _, total, out = jax.lax.fori_loop(first, -(-jnp.max(tiles.ends) // span), add_span, state)
     out = out / jnp.where(total == 0, 1, total)[..., None]
     out = out.transpose(0, 3, 1, 2, 4).reshape(num_tiles * tile_tokens, num_heads, head_dim)
     return out[tiles.places].astype(query.dtype)
@@ -233,7 +235,7 @@ class QueryTiles(NamedTuple):
 
 
 def query_tiles(
-    query_start_loc: Array, seq_lens: Array, num_tokens: int, tile_tokens: int, window: int
+    query_start_loc: Array, seq_lens: Array, num_tokens: int, tile_tokens: int, window: int, chunk: int
 ) -> QueryTiles:
     """Cut the tokens of each request into tiles of `tile_tokens`."""
     num_reqs = seq_lens.shape[0]
@@ -250,7 +252,7 @@ def query_tiles(
     before = (seq_lens - counts)[requests]
     last = jnp.minimum(begins + tile_tokens, counts[requests]) - 1
     ends = jnp.where(is_used, before + last + 1, 0)
-    first_keys = jnp.maximum(before + begins - window + 1, 0) if window else jnp.zeros_like(ends)
+    first_keys = jnp.maximum(first_seen(before + begins, window, chunk), 0)
     owners = jnp.searchsorted(query_start_loc[1:], jnp.arange(num_tokens), side="right")
     owners = jnp.minimum(owners, num_reqs - 1)
     inside = jnp.arange(num_tokens, dtype=jnp.int32) - starts[owners]

@@ -274,6 +274,7 @@ class NativeProgram:
             self._floats(slopes),
             self._biases(bias, both_ways=False),
             i.attrs["sees"],
+            i.attrs["chunk"],
         )
 
     def _encoder_attention(self, i: Instruction) -> None:

@@ -203,6 +203,7 @@ class Tracer:
         *,
         scale: float,
         window: int = 0,
+        chunk: int = 0,
         softcap: float = 0.0,
         sinks: ParamRef | None = None,
         alibi_slopes: ParamRef | None = None,
@@ -214,7 +215,7 @@ class Tracer:
     ) -> Value:
         inputs = (query, kv_cache, query_start_loc, seq_lens, block_table, sinks, alibi_slopes, relative_bias)
         sees = "encoder" if not causal else "past" if reach is None else "ahead"
-        options = dict(scale=scale, window=window, softcap=softcap, sees=sees)
+        options = dict(scale=scale, window=window, chunk=chunk, softcap=softcap, sees=sees)
         return self._emit("paged_attention", inputs, self._like(query), **options)
 
     # ---- whole requests -----------------------------------------------------------------------------------
