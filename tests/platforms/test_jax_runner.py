@@ -102,7 +102,7 @@ def test_no_compile_after_warmup() -> None:
     assert isinstance(again, JaxRunner)
     num_before = runner.num_programs
     Driver(again, config)
-    assert again.num_programs == num_before > 0
+    assert num_before is not None and again.num_programs == num_before > 0
 
 
 def test_a_cache_of_integers_gives_the_references_tokens_in_less_memory() -> None:

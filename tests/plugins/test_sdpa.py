@@ -1,6 +1,7 @@
 """The fused attention of torch as an op provider: equal to the definition, chosen where it can serve."""
 
 from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -39,7 +40,7 @@ def provider() -> OpProvider:
     seed=st.integers(0, 99),
 )
 def test_equals_the_definition(
-    requests: list[tuple[int, int]], hidden: dict[str, int], alibi: bool, seed: int
+    requests: list[tuple[int, int]], hidden: dict[str, Any], alibi: bool, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     counts = [count for count, _ in requests]
