@@ -33,13 +33,14 @@ INLINE V exp(V x) {
 
 // 2^x for the weights of a softmax: 0 from -150 down (and for -infinity), x at most 127.
 INLINE V exp2(V x) {
-    const V limited = max(x, splat(-200.0f));
+    // n + r = x, n whole and |r| <= 0.5
 #if defined(HEADRACE_HAS_512)
-    const V n = _mm512_roundscale_ps(limited, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const V r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // 0 for infinities
+    const V n = x - r;
 #else
-    const V n = (limited + splat(0x1.8p23f)) - splat(0x1.8p23f);
+    const V limited = max(x, splat(-200.0f));
+    const V n = (limited + splat(0x1.8p23f)) - splat(0x1.8p23f), r = limited - n;
 #endif
-    const V r = limited - n;  // |r| <= 0.5
     V p = splat(0x1.5c08d2p-10f);
     p = fma(p, r, splat(0x1.3d0c52p-7f));
     p = fma(p, r, splat(0x1.c6b6e6p-5f));
