@@ -96,6 +96,7 @@ def experts_of(at: Scope, moe: MoeSpec, x: Array, router_input: Array | None = N
         down_bias,
         activation=moe.activation,
         clamp=moe.clamp,
+        alpha=moe.alpha,
         scale_input=moe.scale_input,
         gated=moe.gated,
     )

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..errors import ModelError
 from ..suggest import did_you_mean
@@ -23,9 +23,9 @@ from .spec import (
 )
 
 ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": "silu", "swish": "silu", "gelu": "gelu", "relu": "relu", "relu2": "relu2", "quick_gelu": "quick_gelu",
-    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh",
-    "gelu_python_tanh": "gelu_tanh", "gelu_python": "gelu", "tanh": "tanh", "sigmoid": "sigmoid",
+    **{name: name for name in get_args(Activation) if name != "softplus"},
+    "swish": "silu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_python": "gelu",
 }  # fmt: skip
 """Activation functions as configs spell them."""
 

@@ -152,15 +152,19 @@ def _ernie(config: HFConfig) -> ModelSpec:
 
 def _gpt_oss(config: HFConfig) -> ModelSpec:
     """Experts in MXFP4 become dense while they are read (weights/formats/mxfp4.py)."""
-    if config.number("swiglu_alpha", 1.702) != 1.702:
-        raise ModelError(f"swiglu_alpha in {config.file} must be 1.702, got {config.get('swiglu_alpha')!r}")
     return llama_like(
         config,
         layer_types=patterned_layer_types(config, 2),
         rms_norm_eps=1e-5,
         attn_bias=flag("attention_bias", True),
         attn={"sinks": True},
-        moe=_SIZED(config, router_bias=True, bias=True, clamp=config.positive("swiglu_limit", 7.0)),
+        moe=partial(
+            _SIZED,
+            router_bias=True,
+            bias=True,
+            clamp=config.positive("swiglu_limit", 7.0),
+            alpha=number("swiglu_alpha", 1.702),
+        ),
     )
 
 

@@ -12,7 +12,10 @@ from .params import Param
 if TYPE_CHECKING:
     from .vision_spec import VisionSpec
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "softplus"]
+Activation = Literal[
+    "silu", "gelu", "gelu_tanh", "gelu_10", "quick_gelu", "relu", "relu2", "relu6", "leaky_relu", "hardswish", "mish",
+    "laplace", "linear", "tanh", "sigmoid", "softplus", "sqrtsoftplus",
+]  # fmt: skip
 RouterScore = Literal["softmax", "sigmoid", "sparsemixer"]
 NormOver = Literal["head", "heads", "all"]
 Pooling = Literal["mean", "cls", "last"]
@@ -240,7 +243,8 @@ class MoeSpec:
     """the router's logits become router_softcap * tanh(logits / router_softcap); 0 leaves them"""
     clamp: float = 0.0
     """gpt-oss: gate is clamped to at most this, up to within it, and the block is
-    (up + 1) * gate * sigmoid(1.702 * gate); 0 is plain act(gate) * up"""
+    (up + 1) * gate * sigmoid(alpha * gate); 0 is plain act(gate) * up"""
+    alpha: float = 1.702
     router_scale: float = 1.0
     """multiplies the router's input where experts stand beside a dense block"""
     scale_input: bool = False

@@ -34,7 +34,9 @@ def softcap(x: Array, cap: float) -> Array:
 def act(x: Array, *, activation: "Activation") -> Array:
     """An activation function by value, in float32 at least, as x's dtype.
 
-    gelu_tanh is the tanh approximation, relu2 is relu squared, quick_gelu is x * sigmoid(1.702 x).
+    gelu_tanh is the tanh approximation, gelu_10 is gelu within [-10, 10], relu2 is relu squared, quick_gelu is
+    x * sigmoid(1.702 x), leaky_relu has a slope of 0.01 below 0, laplace is the integral of a normal distribution of
+    mean 0.707107 and deviation 0.282095, linear is x.
     """
     import torch
 
@@ -154,11 +156,27 @@ def activate(x: "torch.Tensor", activation: "Activation") -> "torch.Tensor":
             return F.relu(x)
         case "relu2":
             return F.relu(x).square()
+        case "relu6":
+            return F.relu6(x)
+        case "leaky_relu":
+            return F.leaky_relu(x)
+        case "gelu_10":
+            return F.gelu(x).clamp(-10, 10)
         case "quick_gelu":
             return x * (1.702 * x).sigmoid()
+        case "hardswish":
+            return F.hardswish(x)
+        case "mish":
+            return F.mish(x)
+        case "laplace":
+            return 0.5 * (1 + ((x - 0.707107) / (0.282095 * 2**0.5)).erf())
+        case "linear":
+            return x
         case "tanh":
             return x.tanh()
         case "sigmoid":
             return x.sigmoid()
         case "softplus":
             return F.softplus(x)
+        case "sqrtsoftplus":
+            return F.softplus(x).sqrt()

@@ -87,6 +87,7 @@ def grouped_experts(
     *,
     activation: "Activation" = "silu",
     clamp: float = 0.0,
+    alpha: float = 1.702,
     scale_input: bool = False,
     gated: bool = True,
     partial: bool = False,
@@ -96,7 +97,7 @@ def grouped_experts(
     x: [num_tokens, hidden_size]; weights: float32 and experts: int32 [num_tokens, num_experts_per_token] by
     `route_experts`; gate_up, down: packed by `pack_stacked`, [num_experts, 2 * n, hidden_size] with gate above
     up, and [num_experts, hidden_size, n]; biases: float32 [num_experts * 2 * n] and [num_experts * hidden_size].
-    clamp: gate is cut at clamp, up to [-clamp, clamp], and the block is (up + 1) * gate * sigmoid(1.702 * gate)
+    clamp: gate is cut at clamp, up to [-clamp, clamp], and the block is (up + 1) * gate * sigmoid(alpha * gate)
     (gpt-oss); 0 is activation. scale_input: weights multiply x instead (Llama 4). gated: False if gate_up holds up
     alone, [num_experts, n, hidden_size]. partial: experts may hold num_experts, for an expert of another rank, which
     adds nothing. A token's experts are summed in the order in which they are listed, in
@@ -121,7 +122,7 @@ def grouped_experts(
         if start < end:
             inner_bias, outer_bias = (None if bias is None else bias[expert] for bias in biases)
             inner = F.linear(rows[start:end], gate_up[expert].to(x.dtype), inner_bias)
-            inner = glu(inner, activation, clamp, gated)
+            inner = glu(inner, activation, clamp, alpha, gated)
             outputs[start:end] = F.linear(inner, down[expert].to(x.dtype), outer_bias)
         start = end
     if not scale_input:
@@ -153,7 +154,9 @@ def expand_values(latents: Array, weight: Array, *, v_head_dim: int) -> Array:
     return torch.einsum("thr,hdr->thd", latents, weight[:, -v_head_dim:].to(latents.dtype))
 
 
-def glu(x: "torch.Tensor", activation: "Activation", clamp: float, gated: bool = True) -> "torch.Tensor":
+def glu(
+    x: "torch.Tensor", activation: "Activation", clamp: float, alpha: float = 1.702, gated: bool = True
+) -> "torch.Tensor":
     """The inside of an expert, [num_rows, 2 * n] or ungated [num_rows, n] -> [num_rows, n]; no op, but what experts
     share."""
     import torch
@@ -164,7 +167,7 @@ def glu(x: "torch.Tensor", activation: "Activation", clamp: float, gated: bool =
     gate, up = wide.chunk(2, -1)
     if clamp:
         gate, up = gate.clamp(max=clamp), up.clamp(-clamp, clamp)
-        return ((up + 1) * gate * (1.702 * gate).sigmoid()).to(x.dtype)
+        return ((up + 1) * gate * (alpha * gate).sigmoid()).to(x.dtype)
     return (activate(gate, activation) * up).to(x.dtype)
 
 

@@ -93,13 +93,15 @@ def sharded_experts(mesh: Mesh) -> Callable[..., Any]:
         *,
         activation: "Activation" = "silu",
         clamp: float = 0.0,
+        alpha: float = 1.702,
         scale_input: bool = False,
         gated: bool = True,
     ) -> Array:
         """See core/ops/moe.py."""
 
         def own(x: Array, weights: Array, experts: Array, gate_up: Array, *rest: Array) -> Array:
-            options: dict[str, Any] = dict(activation=activation, clamp=clamp, scale_input=scale_input, gated=gated)
+            options: dict[str, Any] = dict(activation=activation, clamp=clamp, alpha=alpha)
+            options |= dict(scale_input=scale_input, gated=gated)
             first = jax.lax.axis_index(AXIS) * gate_up.shape[0]
             return jax.lax.psum(expert_sums(x, weights, experts, gate_up, *rest, **options, first=first), AXIS)
 

@@ -19,7 +19,6 @@ Format: TypeAlias = Literal[
 ]
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16"]
 KVDtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-ActivationName: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid"]
 
 OWN_ROWS: int
 """In the place of a KV group: see `Program.write_kv`."""
@@ -178,7 +177,7 @@ def rope(out: Numbers, x: Numbers, cos: Floats, sin: Floats, interleaved: bool =
     """As core.ops.rope.rope. x [num_tokens, num_heads, head_dim] may be a slice of a wider array; out may be x."""
 
 def act(out: Numbers, x: Numbers, activation: str) -> None:
-    """out = an ActivationName of x."""
+    """out = an activation of x, by its name in core/models/spec.py."""
 
 def act_mul(out: Numbers, x: Numbers, activation: str) -> None:
     """out [..., n] = act(gate) * up, where x [..., 2 * n] holds gate then up."""
@@ -416,6 +415,7 @@ class Program:
         activation: str = "silu",
         is_gated: bool = True,
         clamp: float = 0.0,
+        alpha: float = 1.702,
     ) -> None:
         """buffers: what up gives, its activation, what down gives, and, where weights scale the input, that input:
         for each token its experts side by side, rows "chunk"."""

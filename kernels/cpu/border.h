@@ -104,9 +104,10 @@ inline Format format_named(const std::string &name) {
 
 inline Activation activation_named(const std::string &name) {
     static const std::pair<const char *, Activation> names[] = {
-        {"silu", Activation::silu}, {"gelu", Activation::gelu},   {"gelu_tanh", Activation::gelu_tanh},
-        {"relu", Activation::relu}, {"relu2", Activation::relu2}, {"quick_gelu", Activation::quick_gelu},
-        {"tanh", Activation::tanh}, {"sigmoid", Activation::sigmoid}, {"softplus", Activation::softplus}};
+#define HEADRACE_PAIR(name) {#name, Activation::name},
+        HEADRACE_ACTIVATIONS(HEADRACE_PAIR)
+#undef HEADRACE_PAIR
+    };
     std::string known;
     for (const auto &[text, activation] : names) {
         if (name == text) return activation;

@@ -40,12 +40,20 @@ void rope_of(const RopeArgs &args, const Context &context) {
     }
 }
 
+INLINE V normal_integral(V x) { return splat(0.5f) * (splat(1.0f) + each(x, [](float v) { return erff(v); })); }
+
+INLINE V gelu(V x) { return x * normal_integral(x * splat(0x1.6a09e6p-1f)); }
+
+INLINE V softplus(V x) {  // F.softplus is x itself above 20
+    return x > splat(20.0f) ? x : each(x, [](float v) { return log1pf(expf(v)); });
+}
+
 INLINE V activate(V x, Activation activation) {
     const V zero = {};
     switch (activation) {
         case Activation::silu: return x * sigmoid(x);
-        case Activation::gelu:
-            return x * splat(0.5f) * (splat(1.0f) + each(x * splat(0x1.6a09e6p-1f), [](float v) { return erff(v); }));
+        case Activation::gelu: return gelu(x);
+        case Activation::gelu_10: return max(min(gelu(x), splat(10.0f)), splat(-10.0f));
         case Activation::gelu_tanh: {
             const V inner = splat(0x1.988454p-1f) * (x + splat(0.044715f) * x * x * x);
             return x * splat(0.5f) * (splat(1.0f) + tanh(inner));
@@ -55,11 +63,17 @@ INLINE V activate(V x, Activation activation) {
             const V positive = x < zero ? zero : x;
             return positive * positive;
         }
+        case Activation::relu6: return max(min(x, splat(6.0f)), zero);
+        case Activation::leaky_relu: return x < zero ? x * splat(0.01f) : x;
         case Activation::quick_gelu: return x * sigmoid(splat(1.702f) * x);
+        case Activation::hardswish: return x * max(min(x + splat(3.0f), splat(6.0f)), zero) / splat(6.0f);
+        case Activation::mish: return x * tanh(softplus(x));
+        case Activation::laplace: return normal_integral((x - splat(0.707107f)) / splat(0.3989425748461166f));
+        case Activation::linear: return x;
         case Activation::tanh: return tanh(x);
         case Activation::sigmoid: return sigmoid(x);
-        case Activation::softplus:  // F.softplus is x itself above 20
-            return x > splat(20.0f) ? x : each(x, [](float v) { return log1pf(expf(v)); });
+        case Activation::softplus: return softplus(x);
+        case Activation::sqrtsoftplus: return each(softplus(x), [](float v) { return sqrtf(v); });
     }
     return x;
 }
@@ -86,7 +100,7 @@ void act_of(const ActArgs &args, const Context &context) {
 // gpt-oss's gated unit (core/ops/moe.py, glu).
 template <class T>
 void clamped_of(const ActArgs &args, const Context &context) {
-    const V limit = splat(args.clamp), one = splat(1.0f);
+    const V limit = splat(args.clamp), one = splat(1.0f), alpha = splat(args.alpha);
     int64_t begin, end;
     share(args.num_tokens, context, &begin, &end);
     for (int64_t token = begin; token < end; ++token) {
@@ -98,7 +112,7 @@ void clamped_of(const ActArgs &args, const Context &context) {
             V up = left >= kLanes ? load_as_float(ups + i) : load_tail(ups + i, left);
             gate = min(gate, limit);
             up = max(min(up, limit), -limit);
-            const V value = (up + one) * gate * sigmoid(splat(1.702f) * gate);
+            const V value = (up + one) * gate * sigmoid(alpha * gate);
             if (left >= kLanes)
                 store_from_float(out + i, value);
             else
@@ -111,15 +125,10 @@ template <class T>
 void act_for(const ActArgs &args, const Context &context) {
     if (args.clamp != 0) return clamped_of<T>(args, context);
     switch (args.activation) {
-        case Activation::silu: return act_of<T, Activation::silu>(args, context);
-        case Activation::gelu: return act_of<T, Activation::gelu>(args, context);
-        case Activation::gelu_tanh: return act_of<T, Activation::gelu_tanh>(args, context);
-        case Activation::relu: return act_of<T, Activation::relu>(args, context);
-        case Activation::relu2: return act_of<T, Activation::relu2>(args, context);
-        case Activation::quick_gelu: return act_of<T, Activation::quick_gelu>(args, context);
-        case Activation::tanh: return act_of<T, Activation::tanh>(args, context);
-        case Activation::sigmoid: return act_of<T, Activation::sigmoid>(args, context);
-        case Activation::softplus: return act_of<T, Activation::softplus>(args, context);
+#define HEADRACE_CASE(name) \
+    case Activation::name: return act_of<T, Activation::name>(args, context);
+        HEADRACE_ACTIVATIONS(HEADRACE_CASE)
+#undef HEADRACE_CASE
     }
 }
 

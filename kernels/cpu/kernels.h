@@ -23,7 +23,12 @@ enum class Format : int { f32, bf16, f16, i8, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k
 // (core/ops/elementwise.py) with the softplus of its parameters as factors.
 enum class Elementwise : int { copy, scale, softcap, add, clamp, xielu };
 
-enum class Activation : int { silu, gelu, gelu_tanh, relu, relu2, quick_gelu, tanh, sigmoid, softplus };
+#define HEADRACE_ACTIVATIONS(X)                                                                          \
+    X(silu) X(gelu) X(gelu_tanh) X(gelu_10) X(quick_gelu) X(relu) X(relu2) X(relu6) X(leaky_relu)        \
+    X(hardswish) X(mish) X(laplace) X(linear) X(tanh) X(sigmoid) X(softplus) X(sqrtsoftplus)
+#define HEADRACE_NAME(name) name,
+enum class Activation : int { HEADRACE_ACTIVATIONS(HEADRACE_NAME) };
+#undef HEADRACE_NAME
 
 enum class RouterScore : int { softmax, sigmoid, sparsemixer };
 
@@ -122,7 +127,9 @@ struct ActArgs {
     Activation activation;
     int64_t num_tokens, n;
     bool is_gated;
-    float clamp;  // 0, or the limit of gpt-oss's (up + 1) * gate * sigmoid(1.702 * gate), whatever the activation
+    // 0, or the limit of gpt-oss's (up + 1) * gate * sigmoid(alpha * gate), whatever the activation
+    float clamp;
+    float alpha;
 };
 
 struct ElementwiseArgs {

@@ -145,7 +145,7 @@ void activate(Out &out, const In &x, const std::string &activation, bool is_gate
     const std::int64_t n = is_gated ? width / 2 : width;
     if (rows_of(out, "out") != std::pair(num_tokens, n))
         refuse("out must be [" + std::to_string(num_tokens) + ", " + std::to_string(n) + "], got " + shape_text(out));
-    const ActArgs args{x.data(), out.data(), dtype_of(x, "x"), activation_named(activation), num_tokens, n, is_gated, 0};
+    const ActArgs args{x.data(), out.data(), dtype_of(x, "x"), activation_named(activation), num_tokens, n, is_gated, 0, 0};
     want_same(out, "out", args.dtype);
     const Kernels &table = kernels();
     nb::gil_scoped_release release;

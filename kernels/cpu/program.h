@@ -70,7 +70,7 @@ struct ExpertOptions {
     std::vector<float> up_bias, down_bias;  // [num_matrices, rows] or empty
     Activation activation;
     bool is_gated;
-    float clamp;
+    float clamp, alpha;
     bool scales_input;
 };
 

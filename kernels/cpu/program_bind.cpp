@@ -60,13 +60,13 @@ void route_experts(Program &program, const View &weights, const View &experts, c
 
 void grouped_experts(Program &program, const View &out, const View &x, const View &weights, const View &experts,
                      const std::vector<View> &buffers, const Stack &up, const Stack &down, FloatList up_bias,
-                     FloatList down_bias, const std::string &activation, bool is_gated, float clamp) {
+                     FloatList down_bias, const std::string &activation, bool is_gated, float clamp, float alpha) {
     if (buffers.size() != 3 && buffers.size() != 4) refuse("buffers must be inner, activated, outputs and maybe scaled");
     const bool scales_input = buffers.size() == 4;
     program.grouped_experts(out, x, weights, experts,
                             {buffers[0], buffers[1], buffers[2], scales_input ? buffers[3] : View{}}, up, down,
                             {std::move(up_bias), std::move(down_bias), activation_named(activation), is_gated, clamp,
-                             scales_input});
+                             alpha, scales_input});
 }
 
 // y: a value, or a factor for each column.
@@ -274,7 +274,7 @@ void bind_program(nb::module_ &m) {
              "from_experts"_a, "num_experts"_a)
         .def("grouped_experts", &grouped_experts, "out"_a, "x"_a, "weights"_a, "experts"_a, "buffers"_a, "up"_a,
              "down"_a, "up_bias"_a = FloatList{}, "down_bias"_a = FloatList{}, "activation"_a = "silu",
-             "is_gated"_a = true, "clamp"_a = 0.0f, nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>())
+             "is_gated"_a = true, "clamp"_a = 0.0f, "alpha"_a = 1.702f, nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>())
         .def("call",
              [](Program &p, nb::callable function) {
                  p.call([function](const Step &) {

@@ -24,7 +24,7 @@ void Program::act(const View &out, const View &x, Activation activation, bool is
     want_dense(x, "x");
     want_dense(out, "out");
     if (is_gated && x.cols % 2 != 0) refuse("gate and up do not have the same number of columns");
-    const ActArgs args{at(x), at(out), x.dtype, activation, 0, out.cols, is_gated, 0};
+    const ActArgs args{at(x), at(out), x.dtype, activation, 0, out.cols, is_gated, 0, 0};
     const Kernels &table = kernels();
     const Accesses accesses{reads(x, is_gated ? 0 : pieces_of(x)), writes(out, pieces_of(out))};
     Prologue last{

@@ -284,7 +284,7 @@ void Program::run_experts(const Chunk &chunk, const View &out, const View &x, co
     });
     context.wait(context);
     table.act({at(buffers.inner), at(buffers.activated), x.dtype, options.activation, num_rows, width,
-               options.is_gated, options.clamp},
+               options.is_gated, options.clamp, options.alpha},
               context);
     context.wait(context);
     multiply(down, options.down_bias, [&](std::int64_t row, std::int64_t column) {

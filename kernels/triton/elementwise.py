@@ -26,12 +26,20 @@ def softplus(x):
 
 
 @triton.jit
+def gelu(x):
+    """x times the integral of the normal distribution, of float32."""
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
     """An activation of float32 by its name in core/ops/elementwise.py."""
     if ACTIVATION == "silu":
         return x * sigmoid(x)
     elif ACTIVATION == "gelu":
-        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        return gelu(x)
+    elif ACTIVATION == "gelu_10":
+        return tl.minimum(tl.maximum(gelu(x), -10.0), 10.0)
     elif ACTIVATION == "gelu_tanh":
         return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == "relu":
@@ -39,12 +47,26 @@ def activate(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "relu2":
         y = tl.maximum(x, 0.0)
         return y * y
+    elif ACTIVATION == "relu6":
+        return tl.minimum(tl.maximum(x, 0.0), 6.0)
+    elif ACTIVATION == "leaky_relu":
+        return tl.maximum(x, 0.01 * x)
+    elif ACTIVATION == "hardswish":
+        return x * tl.minimum(tl.maximum(x + 3.0, 0.0), 6.0) / 6.0
+    elif ACTIVATION == "mish":
+        return x * tanh(softplus(x))
+    elif ACTIVATION == "laplace":
+        return 0.5 * (1.0 + tl.erf((x - 0.707107) / 0.3989425748461166))
+    elif ACTIVATION == "linear":
+        return x
     elif ACTIVATION == "tanh":
         return tanh(x)
     elif ACTIVATION == "sigmoid":
         return sigmoid(x)
     elif ACTIVATION == "softplus":
         return softplus(x)
+    elif ACTIVATION == "sqrtsoftplus":
+        return tl.sqrt(softplus(x))
     else:
         tl.static_assert(ACTIVATION == "quick_gelu")
         return x * sigmoid(1.702 * x)

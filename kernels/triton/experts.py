@@ -27,6 +27,7 @@ def glu_experts_kernel(
     end_ptr,
     out_ptr,
     clamp,
+    alpha,
     EXPERTS: tl.constexpr,
     EXPERT_BLOCK: tl.constexpr,
     PER_TOKEN: tl.constexpr,
@@ -77,7 +78,7 @@ def glu_experts_kernel(
     if CLAMP:
         gate = tl.minimum(gate, clamp)
         up = tl.minimum(tl.maximum(up, -clamp), clamp)
-        out = (up + 1.0) * gate * sigmoid(1.702 * gate)
+        out = (up + 1.0) * gate * sigmoid(alpha * gate)
     else:
         out = activate(gate, ACTIVATION) * up
     place = row.to(tl.int64)[:, None] * OUT + col[None, :]

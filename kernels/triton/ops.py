@@ -371,6 +371,7 @@ class TritonOps(QuantizedOps, StateOps):
         *,
         activation: str = "silu",
         clamp: float = 0.0,
+        alpha: float = 1.702,
         scale_input: bool = False,
         gated: bool = True,
         partial: bool = False,
@@ -395,7 +396,7 @@ class TritonOps(QuantizedOps, StateOps):
         outputs = (torch.zeros if partial else torch.empty)(
             (num_rows, hidden_size), dtype=torch.float32, device=x.device
         )
-        how: dict[str, Any] = {"activation": activation, "clamp": clamp, "is_scaled": scale_input}
+        how: dict[str, Any] = {"activation": activation, "clamp": clamp, "alpha": alpha, "is_scaled": scale_input}
         self._experts("grouped_experts", x, gate_up, gate_up_bias, routed, inner, is_up=True, **how)
         how = {"is_up": False, "is_scaled": not scale_input}
         self._experts("grouped_experts.down", inner, down, down_bias, routed, outputs, **how)
@@ -414,10 +415,12 @@ class TritonOps(QuantizedOps, StateOps):
         is_scaled: bool,
         activation: str = "silu",
         clamp: float = 0.0,
+        alpha: float = 1.702,
     ) -> torch.Tensor:
         """The inside of each pair's expert in sorted rows (is_up), or what the pair adds, float32."""
         if isinstance(weight, QuantizedWeight):
-            how: dict[str, Any] = {"is_up": is_up, "is_scaled": is_scaled, "activation": activation, "clamp": clamp}
+            how: dict[str, Any] = {"is_up": is_up, "is_scaled": is_scaled, "activation": activation}
+            how |= {"clamp": clamp, "alpha": alpha}
             return self.quantized_experts(op, x, weight, bias, routed, out, **how)
         order, per_token = routed.sorted, routed.weights.shape[1]
         gate = {"PER_TOKEN": per_token, "ACTIVATION": activation, "CLAMP": clamp > 0} if is_up else {}
@@ -434,7 +437,7 @@ class TritonOps(QuantizedOps, StateOps):
             order.counts,
             order.ends,
             out,
-            *([clamp] if is_up else []),
+            *([clamp, alpha] if is_up else []),
             IN=x.shape[1],
             OUT=out.shape[1],
             BIAS=bias is not None,

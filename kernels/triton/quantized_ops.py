@@ -93,6 +93,7 @@ class QuantizedOps(Launcher):
         is_scaled: bool,
         activation: str = "silu",
         clamp: float = 0.0,
+        alpha: float = 1.702,
     ) -> torch.Tensor:
         """One half of a mixture into `out`: up reads x by token and writes sorted rows, down reads sorted rows and
         writes pairs."""
@@ -117,6 +118,7 @@ class QuantizedOps(Launcher):
             order.ends,
             out,
             clamp,
+            alpha,
             EXPERTS=weight.num_stacked,
             EXPERT_BLOCK=triton.next_power_of_2(weight.num_stacked),
             PER_TOKEN=routed.weights.shape[1],

@@ -24,6 +24,7 @@ def quantized_experts_kernel(
     end_ptr,
     out_ptr,
     clamp,
+    alpha,
     EXPERTS: tl.constexpr,
     EXPERT_BLOCK: tl.constexpr,
     PER_TOKEN: tl.constexpr,
@@ -115,7 +116,7 @@ def quantized_experts_kernel(
         if CLAMP:
             total = tl.minimum(total, clamp)
             up = tl.minimum(tl.maximum(up, -clamp), clamp)
-            total = (up + 1.0) * total * sigmoid(1.702 * total)
+            total = (up + 1.0) * total * sigmoid(alpha * total)
         else:
             total = activate(total, ACTIVATION) * up
     else:

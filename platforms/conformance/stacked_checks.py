@@ -18,6 +18,7 @@ EXPERTS: tuple[dict[str, Any], ...] = (
     {"activation": "gelu_tanh"},
     {"bias": True},
     {"bias": True, "clamp": 0.7},
+    {"clamp": 0.9, "alpha": 1.1},
     {"scale_input": True},
     {"partial": True, "bias": True},
     {"gated": False, "activation": "relu2"},

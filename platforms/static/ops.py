@@ -63,6 +63,7 @@ def _grouped_experts(
     *,
     activation: "Activation" = "silu",
     clamp: float = 0.0,
+    alpha: float = 1.702,
     scale_input: bool = False,
     gated: bool = True,
     partial: bool = False,
@@ -75,7 +76,7 @@ def _grouped_experts(
         down,
         gate_up_bias,
         down_bias,
-        glu=lambda inner: glu(inner, activation, clamp, gated),
+        glu=lambda inner: glu(inner, activation, clamp, alpha, gated),
         scale_input=scale_input,
         partial=partial,
     )

@@ -46,13 +46,13 @@ def stack(kit: Any, matrices: Array, dtype: str) -> tuple[Any, Array]:
     return ops.Stack(weight, num, rows, dtype == "q8_0"), meaning
 
 
-def glu(inner: Array, activation: str, clamp: float, gated: bool) -> Array:
+def glu(inner: Array, activation: str, clamp: float, alpha: float, gated: bool) -> Array:
     if not gated:
         return np.maximum(inner, 0) ** 2
     gate, up = np.split(inner, 2, -1)
     if clamp:
         gate, up = np.minimum(gate, clamp), up.clip(-clamp, clamp)
-        return (up + 1) * gate / (1 + np.exp(-1.702 * gate))  # type: ignore[no-any-return]
+        return (up + 1) * gate / (1 + np.exp(-alpha * gate))  # type: ignore[no-any-return]
     return gate / (1 + np.exp(-gate)) * up  # type: ignore[no-any-return]
 
 
@@ -97,7 +97,7 @@ class Mixture:
                 given = row * weight if self.scales_input else row
                 inner = self.wide_up[expert] @ given + up_bias[expert]
                 clamp, gated = self.options.get("clamp", 0.0), self.options.get("is_gated", True)
-                middle = glu(inner, "silu", clamp, gated)
+                middle = glu(inner, "silu", clamp, self.options.get("alpha", 1.702), gated)
                 result = self.wide_down[expert] @ middle + down_bias[expert]
                 out[t] += result if self.scales_input else weight * result
         return out
@@ -146,6 +146,7 @@ def test_experts(kit: Any, tier: str, dtype: str, weight_dtype: str, num_tokens:
     "options",
     [
         {"has_bias": True, "clamp": 0.5},
+        {"clamp": 0.7, "alpha": 1.1},
         {"is_gated": False, "activation": "relu2"},
         {"scales_input": True},
         {"hidden": 33, "width": 7, "has_bias": True},

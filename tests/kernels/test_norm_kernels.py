@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+from headrace.core.models.spec import Activation
 
 ops = pytest.importorskip("headrace.kernels.cpu._ops", reason="the kernels are not built: pip install -e .")
 
@@ -95,7 +97,20 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "gelu_10": lambda x: (x * 0.5 * (1 + erf(x / math.sqrt(2)))).clip(-10, 10),
+    "relu6": lambda x: x.clip(0, 6),
+    "leaky_relu": lambda x: np.where(x < 0, 0.01 * x, x),
+    "hardswish": lambda x: x * (x + 3).clip(0, 6) / 6,
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "laplace": lambda x: 0.5 * (1 + erf((x - 0.707107) / (0.282095 * math.sqrt(2)))),
+    "linear": lambda x: x,
+    "softplus": lambda x: np.log1p(np.exp(x)),
+    "sqrtsoftplus": lambda x: np.sqrt(np.log1p(np.exp(x))),
 }
+
+
+def test_every_activation_has_a_formula() -> None:
+    assert set(ACTIVATIONS) == set(get_args(Activation))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -148,6 +148,7 @@ def test_mixtures_of_experts(
         {"activation": "silu"},
         {"activation": "gelu_tanh", "scale_input": True},
         {"clamp": 1.5, "gate_up_bias": biases[0], "down_bias": biases[1]},
+        {"clamp": 1.5, "alpha": 1.2},
     ]
     for options in different:
         arguments = (x, weights, experts, gate_up, down)
@@ -241,7 +242,9 @@ def test_experts_of_quantized_weights(name: str, float8: Any) -> None:
         weights = values(num_tokens, per_token, seed=7).softmax(-1)
         experts = values(num_tokens, num_experts, seed=8).argsort(-1)[:, :per_token].to(torch.int32)
         experts[: num_tokens // 2, 0] = num_experts  # of another rank
-        choices: tuple[dict[str, Any], ...] = ({"scale_input": True}, {"clamp": 0.8}) if num_tokens == 3 else ({},)
+        choices: tuple[dict[str, Any], ...] = (
+            ({"scale_input": True}, {"clamp": 0.8, "alpha": 1.2}) if num_tokens == 3 else ({},)
+        )
         for options in choices:
             given = biases if options.get("clamp") else (None, None)
             up_weight, down_weight = packed
@@ -255,7 +258,7 @@ def test_experts_of_quantized_weights(name: str, float8: Any) -> None:
                     continue
                 up, down = (None if b is None else b.view(num_experts, -1)[expert].double() for b in given)
                 inner = exact[0][expert] @ met[token] * (factor if options.get("scale_input") else 1)
-                inner = glu(inner if up is None else inner + up, "silu", options.get("clamp", 0.0))
+                inner = glu(inner if up is None else inner + up, "silu", options.get("clamp", 0.0), 1.2)
                 outer = exact[1][expert] @ met_by(packed[1], inner.float()[None], ops)[0]
                 outer = outer if down is None else outer + down
                 want[token] += outer if options.get("scale_input") else outer * factor

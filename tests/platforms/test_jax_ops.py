@@ -1,13 +1,14 @@
 """The JAX bodies of the ops against the definitions in torch and against numpy in float64."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
+from headrace.core.models.spec import Activation
 from headrace.core.ops import OpTable, op_names
 from headrace.core.self_test import TOLERANCE, nmse
 from headrace.core.weights.dummy import from_float32
@@ -48,10 +49,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "part_identities": ("part_identities", [normal(3, 4), ints(*range(12)).reshape(3, 4)], {"num_experts": 7}),
     "xielu": ("xielu", [X, normal(1), normal(1)], {}),
     "log_growth": ("log_growth", [ints(0, 5, 8191, 8192, 99999)], {"factor": 0.1, "length": 8192, "shift": 1}),
-    **{
-        name: ("act_mul", [X], {"activation": name})
-        for name in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid")
-    },
+    **{name: ("act_mul", [X], {"activation": name}) for name in get_args(Activation)},
     "logprobs": ("logprobs", [normal(5, 97), ints(3, 0, 96, 4, 7)], {"num_logprobs": 9}),
     "mask": ("apply_token_mask", [normal(2, 40), ints(-7, 3, 99, 255).reshape(2, 2)], {}),
     "bias": ("add_logit_bias", [normal(3, 9), ints(0, 2), ints(8, 1), normal(2)], {}),
@@ -77,7 +75,7 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
             normal(240),
             normal(320),
         ],
-        {"clamp": 2.0},
+        {"clamp": 2.0, "alpha": 1.3},
     ),
     **{
         f"encoder_attention_{name}": ("encoder_attention", [*ENCODER, *bias], {"scale": 0.25, **options})

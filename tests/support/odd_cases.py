@@ -78,6 +78,10 @@ _FLAGS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("mixtral", {"num_experts_per_tok": 3, "sliding_window": 5, "tie_word_embeddings": True}),
     ("qwen2_moe", {"norm_topk_prob": True, "hidden_act": "relu"}),
     ("deepseek_v3", {"n_group": 4, "topk_group": 2, "norm_topk_prob": False, "routed_scaling_factor": 0.4}),
+    *(("llama", {"hidden_act": name}) for name in ("mish", "leaky_relu", "laplace", "linear", "gelu_10")),
+    *(("gpt_neox", {"hidden_act": name}) for name in ("hardswish", "relu6", "sqrtsoftplus", "gelu_python")),
+    ("mixtral", {"hidden_act": "mish"}),
+    ("gpt_oss", {"swiglu_alpha": 1.1, "swiglu_limit": 1.5}),
 )
 
 
@@ -114,6 +118,6 @@ ODD_CASES: tuple[Case, ...] = (*_ropes(), *_rest())
 QUICK = (
     "llama_yarn_mscale", "llama_longrope", "llama_partial", "glm4_partial", "stablelm_llama3", "gpt_neox_yarn_beta",
     "qwen3_dynamic", "granite_linear", "qwen2_sizes", "gemma3_text_wide_heads", "gpt_oss_sizes", "bloom_flags_18",
-    "ernie4_5_moe_flags_21", "gpt_oss_flags_9",
+    "ernie4_5_moe_flags_21", "gpt_oss_flags_9", "llama_flags_26", "gpt_neox_flags_31", "gpt_oss_flags_36",
 )  # fmt: skip
 """Of these, what the default run takes."""

@@ -138,14 +138,30 @@ def activate(x: Array, activation: "Activation") -> Array:
             return jax.nn.relu(x)
         case "relu2":
             return jnp.square(jax.nn.relu(x))
+        case "relu6":
+            return jax.nn.relu6(x)
+        case "leaky_relu":
+            return jax.nn.leaky_relu(x)
+        case "gelu_10":
+            return jax.nn.gelu(x, approximate=False).clip(-10, 10)
         case "quick_gelu":
             return x * jax.nn.sigmoid(1.702 * x)
+        case "hardswish":
+            return jax.nn.hard_swish(x)
+        case "mish":
+            return jax.nn.mish(x)
+        case "laplace":
+            return 0.5 * (1 + jax.lax.erf((x - 0.707107) / (0.282095 * 2**0.5)))
+        case "linear":
+            return x
         case "tanh":
             return jnp.tanh(x)
         case "sigmoid":
             return jax.nn.sigmoid(x)
         case "softplus":
             return jax.nn.softplus(x)
+        case "sqrtsoftplus":
+            return jnp.sqrt(jax.nn.softplus(x))
 
 
 FUNCTIONS = (

@@ -70,7 +70,7 @@ def part_identities(weights: Array, experts: Array, *, num_experts: int) -> tupl
     return jnp.where(is_identity, 0.0, weights), jnp.where(is_identity, 0, experts), share
 
 
-@compiled("activation", "clamp", "scale_input", "gated", "partial")
+@compiled("activation", "clamp", "alpha", "scale_input", "gated", "partial")
 def grouped_experts(
     x: Array,
     weights: Array,
@@ -82,6 +82,7 @@ def grouped_experts(
     *,
     activation: "Activation" = "silu",
     clamp: float = 0.0,
+    alpha: float = 1.702,
     scale_input: bool = False,
     gated: bool = True,
     partial: bool = False,
@@ -97,6 +98,7 @@ def grouped_experts(
         down_bias,
         activation=activation,
         clamp=clamp,
+        alpha=alpha,
         scale_input=scale_input,
         gated=gated,
     )
@@ -114,6 +116,7 @@ def expert_sums(
     *,
     activation: "Activation",
     clamp: float,
+    alpha: float,
     scale_input: bool,
     gated: bool,
     first: Any = 0,
@@ -135,7 +138,7 @@ def expert_sums(
             return y
         return y + bias.reshape(num_experts, -1)[jnp.minimum(sorted_experts, num_experts - 1)].astype(y.dtype)
 
-    inner = _inner(product(rows, gate_up, gate_up_bias), activation, clamp, gated)
+    inner = _inner(product(rows, gate_up, gate_up_bias), activation, clamp, alpha, gated)
     outputs = widen(product(inner, down, down_bias))
     if not scale_input:
         outputs = outputs * factors
@@ -158,13 +161,13 @@ def expand_values(latents: Array, weight: Array, *, v_head_dim: int) -> Array:
     return jnp.einsum("thr,hdr->thd", latents, values, precision=precision(latents))
 
 
-def _inner(x: Array, activation: "Activation", clamp: float, gated: bool) -> Array:
+def _inner(x: Array, activation: "Activation", clamp: float, alpha: float, gated: bool) -> Array:
     if not gated:
         return activate(widen(x), activation).astype(x.dtype)
     gate, up = jnp.split(widen(x), 2, -1)
     if clamp:
         gate, up = jnp.minimum(gate, clamp), jnp.clip(up, -clamp, clamp)
-        return ((up + 1) * gate * jax.nn.sigmoid(1.702 * gate)).astype(x.dtype)
+        return ((up + 1) * gate * jax.nn.sigmoid(alpha * gate)).astype(x.dtype)
     return (activate(gate, activation) * up).astype(x.dtype)
 
 

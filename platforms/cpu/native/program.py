@@ -189,6 +189,7 @@ class NativeProgram:
             i.attrs["activation"],
             i.attrs["gated"],
             i.attrs["clamp"],
+            i.attrs["alpha"],
         )
 
     def _absorb_keys(self, i: Instruction) -> None:

@@ -26,7 +26,6 @@ from .values import (
     Value,
 )
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2", "quick_gelu", "tanh", "sigmoid", "softplus")
 TAKES_GAPS = ("absorb_keys", "concat", "rope", "split", "split_heads")
 """Ops that read heads as they lie; others read a copy of heads that have gaps between them."""
 MAX_CONV_WIDTH = 8
@@ -134,6 +133,7 @@ class Tracer:
         *,
         activation: str = "silu",
         clamp: float = 0.0,
+        alpha: float = 1.702,
         scale_input: bool = False,
         gated: bool = True,
         partial: bool = False,
@@ -143,7 +143,8 @@ class Tracer:
         buffers = [self._new("chunk", experts.cols * width, x.dtype) for width in widths]
         outputs = (self._like(x), *buffers)
         inputs = (x, weights, experts, gate_up, down, gate_up_bias, down_bias)
-        self._record("grouped_experts", inputs, outputs, activation=activation, clamp=clamp, gated=gated)
+        options = {"activation": activation, "gated": gated, "clamp": clamp, "alpha": alpha}
+        self._record("grouped_experts", inputs, outputs, **options)
         return outputs[0]
 
     def absorb_keys(self, query: Value, weight: ParamRef) -> Value:
@@ -364,11 +365,9 @@ class Tracer:
         return self._emit("log_growth", (positions,), out, factor=factor, length=length, shift=shift)
 
     def act(self, x: Value, *, activation: str) -> Value:
-        _check_activation(activation)
         return self._emit("act", (x,), self._like(x), activation=activation)
 
     def act_mul(self, x: Value, *, activation: str) -> Value:
-        _check_activation(activation)
         return self._emit("act_mul", (x,), self._new(x.rows, x.cols // 2, x.dtype), activation=activation)
 
     def cast(self, x: Value, *, dtype: str) -> Value:
@@ -443,8 +442,3 @@ class Tracer:
     def _emit(self, op: str, inputs: tuple[Operand, ...], out: Value, **attrs: Any) -> Value:
         self._record(op, inputs, (out,), **attrs)
         return out
-
-
-def _check_activation(activation: str) -> None:
-    if activation not in ACTIVATIONS:
-        raise UntraceableOp(f"activation {activation} has no native form")
