@@ -62,7 +62,7 @@ def run(folder: Path, prompts: list[list[int]], **options: Any) -> tuple[list[li
         dict(),
         dict(max_num_batched_tokens=7),
         dict(block_size=4, max_num_batched_tokens=16),
-        dict(max_num_seqs=1),
+        pytest.param(dict(max_num_seqs=1), marks=pytest.mark.slow),
         dict(prefix_caching=False, block_size=8),
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()) or "default",
@@ -95,7 +95,7 @@ class Prompter(Drafter):
 
 
 @pytest.mark.parametrize("budget", [2048, 7])
-@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
 def test_drafts_change_nothing(checkpoint: Any, monkeypatch: pytest.MonkeyPatch, device: str, budget: int) -> None:
     folder, _, prompts, expected = checkpoint
     monkeypatch.setattr(build, "find_drafter", lambda *_: Prompter(prompts, expected))

@@ -1,6 +1,8 @@
 """Paged attention and write_kv against a dense oracle in float64, and their bits across batches and chunks."""
 
+import itertools
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,15 @@ def test_bits_do_not_depend_on_batch_chunks_or_threads(
                 assert np.array_equal(part, whole[begin:end])
 
 
+def a_third(*lists: Iterable[str]) -> list[Any]:
+    """All combinations; the quick run takes a third of them, which has every pair of entries of different lists."""
+    slow = pytest.mark.slow
+    return [
+        pytest.param(*(value for _, value in items), marks=[slow] if sum(i for i, _ in items) % 3 else [])
+        for items in itertools.product(*(list(enumerate(values)) for values in lists))
+    ]
+
+
 SHARED = {
     "one": ([600, 513, 700, 520, 900], [(0, 0), (0, 512), (0, 512), (0, 512), (0, 512)]),
     "a tree": ([800, 600, 790, 1100, 300, 257], [(0, 0), (0, 256), (0, 768), (3, 0), (1, 256), (0, 256)]),
@@ -233,9 +244,10 @@ OF_SHARED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OF_SHARED)
-@pytest.mark.parametrize("dtypes", ["float32 float32", "bfloat16 bfloat16", "float32 int8", "bfloat16 int8"])
-@pytest.mark.parametrize("shape", SHARED)
+@pytest.mark.parametrize(
+    ("shape", "dtypes", "options"),
+    a_third(SHARED, ["float32 float32", "bfloat16 bfloat16", "float32 int8", "bfloat16 int8"], OF_SHARED),
+)
 def test_bits_do_not_depend_on_who_shares_a_prefix(
     kit: Any, tier: str, shape: str, dtypes: str, options: str
 ) -> None:
@@ -263,15 +275,19 @@ def test_bits_do_not_depend_on_who_shares_a_prefix(
             assert np.array_equal(single[-1], piece[-1])
 
 
-@pytest.mark.parametrize("options", OF_SHARED)
-@pytest.mark.parametrize("dtypes", ["float32 float32", "bfloat16 bfloat16", "float16 float16", "float32 int8"])
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "block_size"), [(4, 4, 7, 16), (12, 4, 64, 4), (4, 4, 256, 512)]
+    ("dtypes", "options", "shape"),
+    a_third(
+        ["float32 float32", "bfloat16 bfloat16", "float16 float16", "float32 int8"],
+        OF_SHARED,
+        ["4 4 7 16", "12 4 64 4", "4 4 256 512"],
+    ),
 )
 def test_heads_of_a_token_taken_together_have_the_bits_of_heads_alone(
-    kit: Any, tier: str, dtypes: str, options: str, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int
+    kit: Any, tier: str, dtypes: str, options: str, shape: str
 ) -> None:
     """With many requests that decode, a task takes several heads, segment by segment."""
+    num_heads, num_kv_heads, head_dim, block_size = map(int, shape.split())
     dtype, cache_dtype = dtypes.split()
     few = OF_SHARED[options]
     wide = {

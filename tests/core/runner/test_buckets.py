@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.platform import RunnerConfig
@@ -49,6 +49,7 @@ def all_of(
 @pytest.mark.parametrize("grid", [Grid(), Grid(smallest_reqs=1, num_reqs=2, few_reqs=True)], ids=["far", "near"])
 @pytest.mark.parametrize("num_draft_tokens", [0, 1, 4, 32])
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 64])
+@settings(max_examples=25)  # for each of 24 configurations
 @given(data=st.data())
 def test_steps_have_a_shape_that_was_compiled(
     grid: Grid, num_draft_tokens: int, max_num_seqs: int, data: st.DataObject
