@@ -6,7 +6,7 @@ import contextlib
 import gc
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -15,7 +15,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from .api_errors import ApiError, ClientGone
-from .unknown_fields import UnknownFields
+
+if TYPE_CHECKING:
+    from .server import Server
 
 T = TypeVar("T")
 
@@ -30,28 +32,22 @@ _LEAST_BYTES_PER_S = 8192
 _DRAIN_BYTES = 512 * 1024**2
 _DRAIN_S = 20.0
 """Of a body that is refused so much is read and thrown away, so that the client gets to read the answer."""
-_DECODERS: dict[Any, tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]] = {}
-"""Of each type one that takes its fields alone, and one that passes others over."""
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 _PATH = re.compile(r" - at `\$\.?(.*?)`$")
 
 
 async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
-    """The body as a value of a msgspec type; `request.state.ignored` has the names of its unknown fields. Raises
+    """The body as a value of a msgspec type; `request.state.ignored` has the names of unknown fields. Raises
     ApiError 400, 408, 413 or 415, or ClientGone."""
     body = (await read_body(request, max_bytes)).removeprefix(codecs.BOM_UTF8)
     _check_containers(body)
     if kind not in _DECODERS:
-        exact = msgspec.defstruct(kind.__name__, (), bases=(kind,), forbid_unknown_fields=True)
-        _DECODERS[kind] = msgspec.json.Decoder(exact), msgspec.json.Decoder(kind)
-    strict, lax = _DECODERS[kind]
+        _DECODERS[kind] = msgspec.json.Decoder(kind)
     collects = gc.isenabled()
     gc.disable()  # new lists and objects would be gone through again and again, which takes longer than to read them
     try:
-        with contextlib.suppress(msgspec.ValidationError):
-            value: T = strict.decode(body)
-            return value
-        value = lax.decode(body)
-        note_unknown(request, body, kind)
+        value: T = _DECODERS[kind].decode(body)
+        note_unknown(request, body, value)
     except msgspec.ValidationError as error:
         raise invalid_fields(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -62,11 +58,12 @@ async def read_json(request: Request, kind: type[T], max_bytes: int) -> T:
     return value
 
 
-def note_unknown(request: Request, body: bytes, kind: type[Any]) -> None:
-    """Let `request.state.ignored` name the fields of a JSON object that its type has not. Raises ApiError for those
-    that may not be passed over."""
-    known: UnknownFields = request.app.state.server.unknown_fields
-    request.state.ignored = known.check(body, kind.__struct_fields__, request.url.path)
+def note_unknown(request: Request, body: bytes, value: Any) -> None:
+    """Let `request.state.ignored` name the fields of a JSON object that what it was read as has not. Raises ApiError
+    for those that may not be passed over."""
+    server: Server = request.app.state.server
+    fields = value.__struct_fields__
+    request.state.ignored = server.unknown_fields.check(body, fields, request.url.path, server.prompts.is_read, value)
 
 
 def _check_containers(body: bytes) -> None:

@@ -74,6 +74,10 @@ class Prompts:
         """True if the model can chat."""
         return self._template is not None
 
+    def is_read(self, name: str) -> bool:
+        """Whether the model's chat template may look at something of this name."""
+        return self._template is not None and self._template.mentions(name)
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises RequestError if there is none."""

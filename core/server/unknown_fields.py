@@ -1,7 +1,7 @@
-"""Fields of a body that its route does not have: other engines' names are errors that say ours, the rest are told."""
+"""Unknown fields of a body, or within one: other engines' names are errors that say ours, the rest are told."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -9,6 +9,7 @@ import msgspec
 from ..other_names import other_name
 from ..suggest import did_you_mean
 from .api_errors import ApiError
+from .nested_fields import NESTED, unknown_within
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,12 @@ _MISPLACED = {
     "prompt": "prompts go to /v1/completions",
 }
 """What stands elsewhere in a body, or in another route's, and would change the answer."""
+_MISPLACED_WITHIN = {
+    "response_format.schema": 'send {"type": "json_schema", "json_schema": {"schema": ...}}',
+    "response_format.value": "the form stands in structured_outputs",
+    "tools.function.input_schema": "headrace calls it parameters",
+}
+"""The same of what stands within a field."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "repetition_penalty": (1,), "min_tokens": (0,), "logprobs": (0,), "logits_processors": (0,),
     "do_sample": (True,), "response_format": ({"type": "text"},),
@@ -50,7 +57,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Values with which nothing is asked for, by their name or ours."""
 _MAX_TOLD = 1000
 _MAX_LISTED = 8
-_BODY = msgspec.json.Decoder(dict[str, Any])
+_BODY = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class UnknownFields:
@@ -59,22 +66,47 @@ class UnknownFields:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def check(self, body: bytes, fields: Collection[str], path: str) -> str:
-        """The value of HEADER for a body of a route with these fields, or "". body: valid JSON, an object. Raises
-        ApiError for a name that would change the answer if it were ours."""
-        ignored = []
-        for name, value in _BODY.decode(body).items():
-            if name in fields or name in _MEANINGLESS or value is None:
+    def check(
+        self,
+        body: bytes,
+        fields: Collection[str],
+        path: str,
+        is_read: Callable[[str], bool] = lambda _name: False,
+        value: object = None,
+    ) -> str:
+        """The value of HEADER for a body of a route with these fields, or "".
+
+        body: valid JSON, an object; value: what it was read as, if it was. is_read: whether the chat template reads a
+        name. Raises ApiError for a name that would change the answer if it were ours.
+        """
+        ignored: dict[str, Collection[str]] = {}
+        for name, raw in _BODY.decode(body).items():
+            if len(ignored) >= _MAX_TOLD:
+                break
+            if name in fields:
+                if name in NESTED:
+                    self._check_within(name, _inner(value, name, raw), is_read, ignored)
                 continue
-            reason = _reason(name, value, fields)
+            if name in _MEANINGLESS or (given := msgspec.json.decode(raw)) is None:
+                continue
+            reason = _reason(name, given, fields)
             if reason:
                 raise ApiError(400, f"{name}: {reason}", code="unknown_parameter", param=name)
-            ignored.append(name)
-            if len(ignored) == _MAX_TOLD:
+            ignored[name] = fields
+        listed = list(ignored)[:_MAX_LISTED]
+        for name in listed:
+            self._tell(name, ignored[name], path)
+        return ", ".join(map(_printable, listed)) + (", ..." if len(ignored) > _MAX_LISTED else "")
+
+    def _check_within(
+        self, field: str, value: Any, is_read: Callable[[str], bool], ignored: dict[str, Collection[str]]
+    ) -> None:
+        for place, known in unknown_within(field, value, is_read):
+            if place in _MISPLACED_WITHIN:
+                raise ApiError(400, f"{place}: {_MISPLACED_WITHIN[place]}", code="unknown_parameter", param=field)
+            ignored[place] = known
+            if len(ignored) >= _MAX_TOLD:
                 break
-        for name in ignored[:_MAX_LISTED]:
-            self._tell(name, fields, path)
-        return ", ".join(map(_printable, ignored[:_MAX_LISTED])) + (", ..." if len(ignored) > _MAX_LISTED else "")
 
     def _tell(self, name: str, fields: Collection[str], path: str) -> None:
         if name in self._told or len(self._told) >= _MAX_TOLD:
@@ -82,7 +114,7 @@ class UnknownFields:
         self._told.add(name)
         hint = "" if _ours(name) else other_name(name)
         logger.warning(
-            f"requests have a field that is passed over{hint or did_you_mean(name[:64], fields)}",
+            f"requests have a field that is passed over{hint or did_you_mean(name.rpartition('.')[2][:64], fields)}",
             extra={"fields": {"field": _printable(name), "path": path}},
         )
 
@@ -96,6 +128,12 @@ def _reason(name: str, value: Any, fields: Collection[str]) -> str:
         return _MISPLACED[name] if "temperature" in fields else ""
     here = next((spelling for spelling in _SPELLED.get(ours, (ours,)) if spelling in fields), "")
     return f"headrace calls it {here}" if here else ""
+
+
+def _inner(value: object, name: str, raw: msgspec.Raw) -> Any:
+    """A field's value as it was sent."""
+    read = getattr(value, name, None)
+    return read if isinstance(read, list | dict) else msgspec.json.decode(raw)
 
 
 def _ours(name: str) -> str:

@@ -27,12 +27,16 @@ class ChatTemplate:
         self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, tuple[jinja2.Template, bool]] = {}
-        self._knows_developers = any("developer" in text for text in self._sources.values())
+        self._knows_developers = self.mentions("developer")
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the templates there are."""
         return tuple(self._sources)
+
+    def mentions(self, name: str) -> bool:
+        """Whether a name stands in any of them."""
+        return any(name in text for text in self._sources.values())
 
     def render(
         self,

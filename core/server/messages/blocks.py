@@ -144,6 +144,8 @@ def _text(blocks: str | Sequence[Any], where: str) -> str:
     texts = []
     for block in blocks:
         text = block.get("text") if isinstance(block, Mapping) else None
+        if isinstance(block, Mapping) and block.get("type") == "text" and not isinstance(text, str):
+            raise _wrong(f"{where} has a block of type 'text' without a text")
         if not isinstance(block, Mapping) or block.get("type") != "text" or not isinstance(text, str):
             kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
             raise _wrong(f"{where} has a block of type {kind!r:.100} where only text can be used")
@@ -186,7 +188,7 @@ def _tool_choice(choice: Mapping[str, Any] | None) -> str | dict[str, Any] | Non
 def _response_format(format: Any) -> ResponseFormat | None:
     if format is None:
         return None
-    if not isinstance(format, Mapping) or format.get("type") != "json_schema" or "schema" not in format:
+    if not isinstance(format, Mapping) or format.get("type") != "json_schema" or format.get("schema") is None:
         raise RequestError(
             'output_config.format must be {"type": "json_schema", "schema": ...}', code="invalid_response_format"
         )

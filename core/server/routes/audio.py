@@ -164,7 +164,7 @@ async def _read_form(request: Request, max_bytes: int) -> tuple[TranscriptionReq
         made = msgspec.convert(fields, TranscriptionRequest, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_fields(error) from None
-    note_unknown(request, msgspec.json.encode(fields), TranscriptionRequest)
+    note_unknown(request, msgspec.json.encode(fields), made)
     return made, data
 
 

@@ -213,10 +213,13 @@ def _response_format(format: dict[str, Any] | None) -> ResponseFormat | None:
     if format is None:
         return None
     kind = format.get("type")
-    if not isinstance(kind, str):
+    if kind not in ("text", "json_object", "json_schema"):
         raise RequestError(
-            "text.format needs a type: text, json_object or json_schema", code="invalid_response_format"
+            f"text.format needs the type text, json_object or json_schema, got {kind!r:.100}",
+            code="invalid_response_format",
         )
+    if kind == "json_schema" and format.get("schema") is None:
+        raise RequestError("text.format: json_schema needs a schema", code="invalid_response_format")
     own = {name: value for name, value in format.items() if name != "type"}
     return ResponseFormat(type=kind, json_schema=own if kind == "json_schema" else None)
 

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,7 +19,9 @@ from starlette.requests import Request
 
 from headrace.core.server import connection, http
 from headrace.core.server.api_errors import ApiError
+from headrace.core.server.prompts import Prompts
 from headrace.core.server.protocol.completions import CompletionRequest
+from headrace.core.server.unknown_fields import UnknownFields
 from live_server import LiveServer
 
 
@@ -54,7 +57,9 @@ def decode(body: bytes) -> CompletionRequest:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
 
-    request = Request({"type": "http", "headers": []}, receive)
+    server = SimpleNamespace(unknown_fields=UnknownFields(), prompts=Prompts(None, "", ""))
+    app = SimpleNamespace(state=SimpleNamespace(server=server))
+    request = Request({"type": "http", "headers": [], "path": "/", "app": app}, receive)
     return asyncio.run(http.read_json(request, CompletionRequest, 2**25))
 
 

@@ -5,16 +5,23 @@ import json
 import time
 from typing import Any
 
+import anthropic.types as blocks
 import httpx
+import openai.types.chat as chat
+import openai.types.responses as items
 import pytest
 from anthropic.resources.messages import Messages
 from openai.resources.chat.completions import Completions
 from openai.resources.completions import Completions as TextCompletions
 from openai.resources.responses import Responses
+from openai.types.responses.response_input_item_param import FunctionCallOutput
+from openai.types.shared_params import FunctionDefinition, Reasoning
+from openai.types.shared_params.response_format_json_schema import JSONSchema
 
 from headrace.core.errors import RequestError
 from headrace.core.sampling.params import SamplingParams
 from headrace.core.server.api_errors import ApiError
+from headrace.core.server.nested_fields import unknown_within
 from headrace.core.server.protocol.chat import ChatRequest
 from headrace.core.server.protocol.completions import CompletionRequest
 from headrace.core.server.protocol.messages import MessagesRequest
@@ -105,6 +112,153 @@ def test_what_the_clients_have_fields_for(call: Any, kind: Any) -> None:
     UnknownFields().check(json.dumps(sent).encode(), kind.__struct_fields__, "/")
     usual = dict.fromkeys(("metadata", "store", "service_tier", "prompt_cache_key", "user", "verbosity"), "x")
     assert UnknownFields().check(json.dumps(usual).encode(), kind.__struct_fields__, "/") == ""
+
+
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "told", "hint"),
+    [
+        (
+            "chat/completions",
+            {"stream_options": {"include_usge": True}, "stream": True},
+            "stream_options.include_usge",
+            "include_usage",
+        ),
+        (
+            "chat/completions",
+            {"tools": [{**FUNCTION, "function": {"name": "f", "paramters": {}}}]},
+            "tools.function.paramters",
+            "parameters",
+        ),
+        ("chat/completions", {"tools": [{**FUNCTION, "strict": True}]}, "tools.strict", ""),
+        (
+            "chat/completions",
+            {"response_format": {"type": "text", "json_schema": {"name": "x", "strct": True}}},
+            "response_format.json_schema.strct",
+            "strict",
+        ),
+        (
+            "chat/completions",
+            {"messages": [*MESSAGES, {**MESSAGES[0], "tool_call": 1}]},
+            "messages.tool_call",
+            "tool_calls",
+        ),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache": 1}]}] * 2},
+            "messages.content.cache",
+            "",
+        ),
+        (
+            "chat/completions",
+            {"chat_template_kwargs": {"enable_thinkng": 1}},
+            "chat_template_kwargs.enable_thinkng",
+            "",
+        ),
+        (
+            "completions",
+            {"stream_options": {"include_usage": True, "usage": 1}, "stream": True},
+            "stream_options.usage",
+            "include_usage",
+        ),
+        ("responses", {"text": {"fromat": {"type": "text"}}}, "text.fromat", "format"),
+        ("responses", {"reasoning": {"efort": "low"}}, "reasoning.efort", "effort"),
+        (
+            "responses",
+            {"tools": [{"type": "function", "name": "f", "descripton": "x"}]},
+            "tools.descripton",
+            "description",
+        ),
+        ("messages", {"output_config": {"efort": "low"}}, "output_config.efort", "effort"),
+        (
+            "messages",
+            {"tools": [{"name": "f", "input_schema": {}, "input_exmples": []}]},
+            "tools.input_exmples",
+            "input_examples",
+        ),
+    ],
+)
+def test_what_is_unknown_within_a_field(
+    server: LiveServer, path: str, fields: dict[str, Any], told: str, hint: str
+) -> None:
+    answer = post(server, f"/v1/{path}", **fields)
+    assert (answer.status_code, answer.headers[HEADER]) == (200, told)
+    time.sleep(0.3)
+    assert [hint in line for line in server.lines if f"field={told} " in line] == [True]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "reason"),
+    [
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_object", "schema": {"type": "null"}}},
+            'response_format.schema: send {"type": "json_schema"',
+        ),
+        (
+            "chat/completions",
+            {"tools": [{**FUNCTION, "function": {"name": "f", "input_schema": {}}}]},
+            "tools.function.input_schema: headrace calls it parameters",
+        ),
+        ("responses", {"text": {"format": {"type": "json_shema"}}}, "text.format needs the type text, "),
+        ("responses", {"text": {"format": {"type": "json_schema", "shema": {}}}}, "text.format: json_schema needs a"),
+        ("messages", {"system": [{"type": "text", "txt": "x"}]}, "system has a block of type 'text' without a text"),
+    ],
+)
+def test_what_within_a_field_cannot_be_passed_over(
+    server: LiveServer, path: str, fields: dict[str, Any], reason: str
+) -> None:
+    answer = post(server, f"/v1/{path}", **fields)
+    assert answer.status_code == 400 and reason in answer.json()["error"]["message"], answer.text
+
+
+@pytest.mark.parametrize(
+    ("place", "kinds"),
+    [
+        ("messages", [
+            *(chat.ChatCompletionUserMessageParam, chat.ChatCompletionAssistantMessageParam),
+            *(chat.ChatCompletionToolMessageParam, chat.ChatCompletionSystemMessageParam),
+        ]),
+        ("messages.content", [
+            *(chat.ChatCompletionContentPartTextParam, chat.ChatCompletionContentPartImageParam),
+            *(chat.ChatCompletionContentPartRefusalParam, blocks.TextBlockParam, blocks.ImageBlockParam),
+            *(blocks.ToolUseBlockParam, blocks.ToolResultBlockParam, blocks.ThinkingBlockParam),
+        ]),
+        ("messages.content.source", [blocks.Base64ImageSourceParam, blocks.URLImageSourceParam]),
+        ("messages.tool_calls", [chat.ChatCompletionMessageFunctionToolCallParam]),
+        ("input", [
+            *(items.EasyInputMessageParam, items.ResponseOutputMessageParam, items.ResponseFunctionToolCallParam),
+            *(items.ResponseReasoningItemParam, FunctionCallOutput),
+        ]),
+        ("input.content", [
+            *(items.ResponseInputTextParam, items.ResponseInputImageParam, items.ResponseOutputTextParam),
+        ]),
+        ("tools", [chat.ChatCompletionFunctionToolParam, items.FunctionToolParam, blocks.ToolParam]),
+        ("tools.function", [FunctionDefinition]),
+        ("tool_choice", [
+            *(chat.ChatCompletionNamedToolChoiceParam, chat.ChatCompletionAllowedToolChoiceParam),
+            *(items.ToolChoiceFunctionParam, items.ToolChoiceAllowedParam),
+            *(blocks.ToolChoiceToolParam, blocks.ToolChoiceAutoParam),
+        ]),
+        ("response_format.json_schema", [JSONSchema]),
+        ("stream_options", [chat.ChatCompletionStreamOptionsParam]),
+        ("text", [items.ResponseTextConfigParam]),
+        ("text.format", [items.ResponseFormatTextJSONSchemaConfigParam]),
+        ("reasoning", [Reasoning]),
+        ("output_config", [blocks.OutputConfigParam]),
+        ("output_config.format", [blocks.JSONOutputFormatParam]),
+        ("thinking", [blocks.ThinkingConfigEnabledParam, blocks.ThinkingConfigAdaptiveParam]),
+    ],
+)  # fmt: skip
+def test_what_the_clients_types_hold_is_known(place: str, kinds: list[Any]) -> None:
+    for kind in kinds:
+        value: Any = dict.fromkeys(kind.__annotations__, 5)
+        for name in reversed(place.split(".")[1:]):
+            value = {name: [value]}
+        field = place.partition(".")[0]
+        assert list(unknown_within(field, [value], lambda _name: False)) == [], kind
 
 
 def test_a_hostile_body_is_read_soon() -> None:
