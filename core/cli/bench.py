@@ -8,7 +8,7 @@ import click
 from ..errors import ConfigError
 from ..json_text import parse_json
 from .options import engine_config, engine_options, json_option
-from .output import check_writable, print_json, print_table, write_json
+from .output import check_writable, print_json, print_table, saved
 
 
 @click.group()
@@ -112,12 +112,16 @@ def serve(model: str | None, flags: dict[str, Any], as_json: bool, **arguments: 
     """
     config = engine_config(flags, model=model)
 
+    from .bench_plot import draw_serve
     from .bench_serve_run import Options, run
 
-    result = run(config, Options(**arguments))
-    if as_json:
-        print_json(result)
-        return
+    options = Options(**arguments)
+    result = run(config, options)
+    with saved(result, options.output, options.png, draw_serve):
+        print_json(result) if as_json else _show_serve(result)
+
+
+def _show_serve(result: dict[str, Any]) -> None:
     for name, levels in result["servers"].items():
         click.echo(f"{name}: {result['models'][name]}\n")
         print_table(("load", *_FIGURES), [(_load(level), *_row(level)) for level in levels], numbers=tuple(_FIGURES))
@@ -161,15 +165,17 @@ def startup(
     token too, and write nothing before it.
     """
     config = engine_config(flags, model=model)
+    if output:
+        check_writable(Path(output))
 
     from .bench_startup import measure_startup
 
     result = measure_startup(config, prompt=prompt, runs=runs, versus=versus)
-    if output:
-        write_json(Path(output), result)
-    if as_json:
-        print_json(result)
-        return
+    with saved(result, output):
+        print_json(result) if as_json else _show_startup(result, runs)
+
+
+def _show_startup(result: dict[str, Any], runs: int) -> None:
     from ..units import format_bytes
 
     rows = [
@@ -221,11 +227,10 @@ def ops(
     written once.
     """
     config = engine_config(flags, model=model)
+    from .bench_plot import draw_ops, require_matplotlib
+
     if png:
-        from .bench_plot import require_matplotlib
-
         require_matplotlib()
-
     for file in filter(None, (output, png)):
         check_writable(Path(file))
 
@@ -233,15 +238,11 @@ def ops(
 
     loads = () if shapes == "model" else read_loads(Path(shapes))
     result = measure_ops(config, loads=loads, wanted=wanted, min_time_s=min_time)
-    if output:
-        write_json(Path(output), result)
-    if png:
-        from .bench_plot import draw_ops
+    with saved(result, output, png, draw_ops):
+        print_json(result) if as_json else _show_ops(result)
 
-        draw_ops(result, Path(png))
-    if as_json:
-        print_json(result)
-        return
+
+def _show_ops(result: dict[str, Any]) -> None:
     click.echo(f"{result['model']} on {result['device']}, {result['dtype']}\n")
     rows = [
         (

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, MissingPackage
+from ..errors import MissingPackage
 from ..extras import extra_remedy
+from .output import new_file
 
 
 def require_matplotlib() -> None:
@@ -19,11 +20,9 @@ def require_matplotlib() -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as PNG. Raises ConfigError."""
-    try:
-        figure.savefig(path, format="png", dpi=120)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    """Write a figure as PNG. Raises what `new_file` does."""
+    with new_file(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 def draw_serve(result: Mapping[str, Any], path: Path) -> None:

@@ -32,7 +32,7 @@ from .bench_serve import (
     read_requests,
     synthetic,
 )
-from .output import check_writable, write_json
+from .output import check_writable
 
 _logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Options:
 
 
 def run(config: EngineConfig, options: Options) -> dict[str, Any]:
-    """Measure, write the files that were asked for, and return the result. Raises ConfigError before anything is
+    """Measure, and return the result. Raises ConfigError before anything is
     started, HeadraceError if a server cannot be reached."""
     levels = _levels(options)
     if not options.timeout_s > 0:  # NaN, too
@@ -94,12 +94,6 @@ def run(config: EngineConfig, options: Options) -> dict[str, Any]:
         if options.versus:
             targets["versus"] = Target(options.versus, api_key=key)
         result = asyncio.run(_measure(plan, targets, options, common, key))
-    if options.output:
-        write_json(Path(options.output), result)
-    if options.png:
-        from .bench_plot import draw_serve
-
-        draw_serve(result, Path(options.png))
     return result
 
 

@@ -1,12 +1,16 @@
 """Results on stdout: JSON objects and tables."""
 
+import errno
 import json
+import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import CapacityError, ConfigError
 
 
 def print_json(value: Any) -> None:
@@ -26,12 +30,49 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 
 
-def write_json(path: Path, value: Any) -> None:
-    """The same as a file. Raises ConfigError."""
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file to write to, which becomes `path` when the block ends: a failure leaves what was there. What is no plain
+    file is written to directly. Raises CapacityError for a full disk, else ConfigError."""
+    target = Path(os.path.realpath(path))
+    is_plain = (target.is_file() or not target.exists()) and not path.is_relative_to("/dev")
+    is_apart = is_plain and os.access(target.parent, os.W_OK)
+    part = target.with_name(f".headrace.{os.getpid()}.part") if is_apart else target
     try:
-        path.write_text(json.dumps(value, indent=2, default=str) + "\n")
+        yield part
+        if is_apart:
+            if target.exists():
+                shutil.copymode(target, part)
+            part.replace(target)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CapacityError(
+                f"no space left to write {path}", remedies=["another disk", "free some space"]
+            ) from None
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        if is_apart:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def saved(
+    result: Mapping[str, Any],
+    output: str | None,
+    png: str | None = None,
+    draw: Callable[[Mapping[str, Any], Path], None] | None = None,
+) -> Iterator[None]:
+    """Show a result in the block. Then it is written to the file `output` as JSON, and drawn to `png`, where these
+    are given: what cannot be written has been shown. Raises what `new_file` does."""
+    try:
+        yield
+    finally:
+        with ExitStack() as files:
+            if png and draw is not None:
+                files.callback(draw, result, Path(png))
+            if output:
+                with new_file(Path(output)) as file:
+                    file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> None:
