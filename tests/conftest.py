@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,9 @@ def needs_torch(path: Path) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Golden tests on a shared machine run several times faster with one thread."""
+    """Golden tests on a shared machine run several times faster with one thread; Triton's kernels are interpreted, as
+    it reads when it is imported, which transformers does, too."""
+    os.environ["TRITON_INTERPRET"] = "1"
     if importlib.util.find_spec("torch") is not None and not config.getoption("--no-torch"):
         import torch
 

@@ -26,11 +26,11 @@ aten = torch.ops.aten
 class Recorder(Protocol):
     """How a device records."""
 
-    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Run `function` once and remember its operations.
+    def record(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Remember the operations of `function`.
 
-        Returns what runs them again on whatever its arrays hold by then, and the function's result, whose arrays
-        every replay fills anew.
+        Returns what runs them on whatever its arrays hold by then, and gives the function's result: always the same
+        arrays, filled anew.
         """
         ...
 
@@ -109,18 +109,16 @@ class GraphRunner(BucketedRunner, TorchRunner):
         device = self.device.torch_device
         packed = torch.from_numpy(pack(self.buckets.layout(bucket), {})).to(device, copy=True)
         if isinstance(bucket, ForwardBucket):
-            replay, outputs = self._recorder.record(
-                lambda: function(self._params, self._caches(), self._last_tokens, packed)
-            )
-            return _Recorded(self.stage, replay, outputs, packed, None)
+            replay = self._recorder.record(lambda: function(self._params, self._caches(), self._last_tokens, packed))
+            return _Recorded(self.stage, replay, packed, None)
         rows = bucket.num_samples if isinstance(bucket, SampleBucket) else bucket.num_tokens
         hidden = self._hidden.get(rows)
         if hidden is None:
             shape, dtype = (rows, self.config.spec.hidden_size), torch_dtype(self.config.dtype)
             hidden = self._hidden[rows] = torch.zeros(shape, dtype=dtype, device=device)
         last_tokens = (self._last_tokens,) if isinstance(bucket, SampleBucket) else ()
-        replay, outputs = self._recorder.record(lambda: function(self._params, hidden, *last_tokens, packed))
-        return _Recorded(self.stage, replay, outputs, packed, hidden)
+        replay = self._recorder.record(lambda: function(self._params, hidden, *last_tokens, packed))
+        return _Recorded(self.stage, replay, packed, hidden)
 
 
 class _Recorded:
@@ -129,14 +127,12 @@ class _Recorded:
     def __init__(
         self,
         stage: Callable[[IntArray], torch.Tensor],
-        replay: Callable[[], None],
-        outputs: Any,
+        replay: Callable[[], Any],
         packed: torch.Tensor,
         hidden: torch.Tensor | None,
     ) -> None:
         self._stage = stage
         self._replay = replay
-        self._outputs = outputs
         self._packed = packed
         self._hidden = hidden
 
@@ -144,25 +140,27 @@ class _Recorded:
         self._packed.copy_(self._stage(arrays[-1]), non_blocking=True)
         if self._hidden is not None:
             self._hidden.copy_(arrays[0])
-        self._replay()
-        return self._outputs
+        return self._replay()
 
 
 class Rerun:
     """A recorder for emulated devices whose kernels torch does not see: it calls the function again, over the same
-    inputs and into the same outputs."""
+    inputs and into the same outputs. Recording runs nothing."""
 
-    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Run `function`; a replay runs it again."""
-        result = function()
-        outputs = _tensors(result)
+    def record(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """A replay calls `function`."""
+        results: list[Any] = []
 
-        def replay() -> None:
-            for old, new in zip(outputs, _tensors(function()), strict=True):
-                if new is not old:
-                    old.copy_(new)
+        def replay() -> Any:
+            new = function()
+            if not results:
+                results.append(new)
+            for old, its_new in zip(_tensors(results[0]), _tensors(new), strict=True):
+                if its_new is not old:
+                    old.copy_(its_new)
+            return results[0]
 
-        return replay, result
+        return replay
 
 
 class OperationList:
@@ -172,12 +170,17 @@ class OperationList:
     do not have.
     """
 
-    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def record(self, function: Callable[[], Any]) -> Callable[[], Any]:
         """Run `function` and note its operations. Raises Unsupported for one that a graph could not hold."""
         with Notes() as notes:
             result = function()
         outputs = _tensors(result)
-        return lambda: notes.replay(outputs), result
+
+        def replay() -> Any:
+            notes.replay(outputs)
+            return result
+
+        return replay
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

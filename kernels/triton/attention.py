@@ -15,27 +15,30 @@ from .rounded import round_half_even
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def write_kv_kernel(
     key_ptr,
     value_ptr,
     keys_ptr,
     values_ptr,
     slot_ptr,
+    num_tokens,
     key_stride,
     value_stride,
     n,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """keys[slot[i]] = key[i] and values[slot[i]] = value[i], n values each; a negative slot is left out."""
-    i = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    slot = tl.load(slot_ptr + i).to(tl.int64)
-    mask = (col < n) & (slot >= 0)
-    key = tl.load(key_ptr + i * key_stride + col, mask=mask)
-    value = tl.load(value_ptr + i * value_stride + col, mask=mask)
-    tl.store(keys_ptr + slot * n + col, key.to(keys_ptr.dtype.element_ty), mask=mask)
-    tl.store(values_ptr + slot * n + col, value.to(values_ptr.dtype.element_ty), mask=mask)
+    slot = tl.load(slot_ptr + i, mask=i < num_tokens, other=-1).to(tl.int64)
+    mask = (slot >= 0)[:, None] & (col < n)[None, :]
+    key = tl.load(key_ptr + (i * key_stride)[:, None] + col[None, :], mask=mask)
+    value = tl.load(value_ptr + (i * value_stride)[:, None] + col[None, :], mask=mask)
+    place = (slot * n)[:, None] + col[None, :]
+    tl.store(keys_ptr + place, key.to(keys_ptr.dtype.element_ty), mask=mask)
+    tl.store(values_ptr + place, value.to(values_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

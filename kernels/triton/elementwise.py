@@ -1,4 +1,4 @@
-"""Activations, and rows by index: a program walks over one stretch of one row."""
+"""Activations, and rows by index: a program has one stretch of a few rows."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import triton
@@ -72,30 +72,44 @@ def activate(x, ACTIVATION: tl.constexpr):
         return x * sigmoid(1.702 * x)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def activation_kernel(
     x_ptr,
     out_ptr,
+    num_rows,
     stride_row,
     n,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GATED: tl.constexpr,
 ):
     """out[row, :n] = activation(x[row, :n]), times x[row, n : 2 * n] if GATED."""
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = col < n
-    y = activate(tl.load(x_ptr + row * stride_row + col, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
+    mask = (row < num_rows)[:, None] & (col < n)[None, :]
+    source = x_ptr + (row * stride_row)[:, None] + col[None, :]
+    y = activate(tl.load(source, mask=mask, other=0.0).to(tl.float32), ACTIVATION)
     if GATED:
-        y *= tl.load(x_ptr + row * stride_row + n + col, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * n + col, y.to(out_ptr.dtype.element_ty), mask=mask)
+        y *= tl.load(source + n, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + (row * n)[:, None] + col[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def gather_kernel(x_ptr, index_ptr, out_ptr, stride_row, n, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_rows"])
+def gather_kernel(
+    x_ptr,
+    index_ptr,
+    out_ptr,
+    num_rows,
+    stride_row,
+    n,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """out[i] = x[index[i]], rows of n values."""
-    i = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(index_ptr + i).to(tl.int64)
-    tl.store(out_ptr + i * n + col, tl.load(x_ptr + row * stride_row + col, mask=col < n), mask=col < n)
+    mask = (i < num_rows)[:, None] & (col < n)[None, :]
+    row = tl.load(index_ptr + i, mask=i < num_rows, other=0).to(tl.int64)
+    x = tl.load(x_ptr + (row * stride_row)[:, None] + col[None, :], mask=mask)
+    tl.store(out_ptr + (i * n)[:, None] + col[None, :], x, mask=mask)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton
 
-from .interpreter import round_to_nearest
+from .interpreter import prepare
 from .tuning import Tuning
 
 LAUNCHES: Counter[str] = Counter()
@@ -23,11 +24,19 @@ class Launcher:
         self.tuning = tuning
         self.wide_dot = wide_dot
         if wide_dot:
-            round_to_nearest()
+            prepare()
 
     def warps(self, values: int) -> int:
         """Warps for a program that holds this many values."""
         return max(1, min(16, values // 512))
+
+    def rows(self, num_rows: int, values: int) -> int:
+        """Rows of a program, of so many values each."""
+        most = self.tuning.interpreted_values
+        if most:
+            tall: int = triton.next_power_of_2(num_rows)
+            return max(1, min(tall, most // values))
+        return max(1, min(16, self.tuning.row_values // values))
 
     def room(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """An array to fill, with the dtype of another. Nobody fills the rows of padding and of other ranks' experts,

@@ -83,8 +83,8 @@ class TritonOps(QuantizedOps, StateOps):
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         total = torch.empty_like(out) if residual is not None else out
         block = triton.next_power_of_2(n)
-        per_program = max(1, min(16, self.tuning.row_values // block))
         num_rows = rows.shape[0] * rows.shape[1]
+        per_program = self.rows(num_rows, block)
         self.launch(
             op,
             norm_kernel,
@@ -121,22 +121,25 @@ class TritonOps(QuantizedOps, StateOps):
         half = cos.shape[-1]
         rest = head_dim - 2 * half
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        heads = min(16, triton.next_power_of_2(num_heads))
+        heads, half_block = min(16, triton.next_power_of_2(num_heads)), triton.next_power_of_2(half)
+        tokens = self.rows(num_tokens, 2 * heads * half_block)
         self.launch(
             "rope",
             rope_kernel,
-            (num_tokens, triton.cdiv(num_heads, heads)),
+            (triton.cdiv(num_tokens, tokens), triton.cdiv(num_heads, heads)),
             x,
             cos.contiguous(),
             sin.contiguous(),
             out,
+            num_tokens,
             num_heads,
             x.stride(0),
             x.stride(1),
             HEAD_DIM=head_dim,
             HALF=half,
-            HALF_BLOCK=triton.next_power_of_2(half),
+            HALF_BLOCK=half_block,
             REST_BLOCK=triton.next_power_of_2(rest) if rest else 0,
+            TOKENS=tokens,
             HEADS=heads,
             INTERLEAVED=interleaved,
             num_warps=2,
@@ -156,18 +159,21 @@ class TritonOps(QuantizedOps, StateOps):
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
         block = min(self.tuning.row_values, triton.next_power_of_2(n))
+        per_program = self.rows(len(rows), block)
         self.launch(
             op,
             activation_kernel,
-            (len(rows), triton.cdiv(n, block)),
+            (triton.cdiv(len(rows), per_program), triton.cdiv(n, block)),
             rows,
             out,
+            len(rows),
             rows.stride(0),
             n,
+            ROWS=per_program,
             BLOCK=block,
             ACTIVATION=activation,
             GATED=gated,
-            num_warps=self.warps(block),
+            num_warps=self.warps(per_program * block),
         )
         return out
 
@@ -187,17 +193,20 @@ class TritonOps(QuantizedOps, StateOps):
         n = rows.shape[-1]
         out = torch.empty((len(indices), *x.shape[1:]), dtype=x.dtype, device=x.device)
         block = min(self.tuning.row_values, triton.next_power_of_2(n))
+        per_program = self.rows(len(indices), block)
         self.launch(
             op,
             gather_kernel,
-            (len(indices), triton.cdiv(n, block)),
+            (triton.cdiv(len(indices), per_program), triton.cdiv(n, block)),
             rows,
             indices,
             out,
+            len(indices),
             rows.stride(0),
             n,
+            ROWS=per_program,
             BLOCK=block,
-            num_warps=self.warps(block),
+            num_warps=self.warps(per_program * block),
         )
         return out
 
@@ -230,21 +239,24 @@ class TritonOps(QuantizedOps, StateOps):
                 num_warps=self.warps(dim_block),
             )
             return kv_cache
-        n = num_kv_heads * head_dim
+        n, num_tokens = num_kv_heads * head_dim, len(slot_mapping)
         block = min(self.tuning.row_values, triton.next_power_of_2(n))
+        per_program = self.rows(num_tokens, block)
         self.launch(
             "write_kv",
             write_kv_kernel,
-            (len(slot_mapping), triton.cdiv(n, block)),
+            (triton.cdiv(num_tokens, per_program), triton.cdiv(n, block)),
             flat_key,
             flat_value,
             keys,
             values,
             slot_mapping,
+            num_tokens,
             *strides,
             n,
+            ROWS=per_program,
             BLOCK=block,
-            num_warps=self.warps(block),
+            num_warps=self.warps(per_program * block),
         )
         return kv_cache
 

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
+INTERPRETED_VALUES = 1 << 16
+"""Of a tile under an interpreter: less time goes into numbers than into looking at programs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
@@ -14,7 +17,9 @@ class Tuning:
     heads have more than 256 values (latents).
     dear_piece: values of a head that queries and keys are multiplied by at a time, where heads have more than 256 of
     them, or more than 128 in a cache of integers, and registers do not hold the queries; 0: they do.
-    row_values: values of one program of a kernel that walks over rows. expert_rows, expert_cols: the tile of a
+    row_values: values of one program of a kernel that walks over rows. interpreted_values: how many an interpreter
+    takes, which has a price for a program rather than for a value, and nothing to compile: as many rows as there are;
+    0: the GPU's. expert_rows, expert_cols: the tile of a
     mixture's product, by steps of expert_depth 16-bit values; few rows an expert take tiles of 16.
     linear_rows, linear_cols, linear_depth: the tile of a product with a quantized weight; 16 rows or fewer take
     tiles of few_cols by few_depth, so that a decode has programs for the whole GPU. rounded_depth: linear_depth where
@@ -34,6 +39,7 @@ class Tuning:
     wide_stages: int = 1
     dear_piece: int = 0
     row_values: int = 2048
+    interpreted_values: int = 0
     attention_warps: int = 4
     decode_warps: int = 4
     expert_rows: int = 64

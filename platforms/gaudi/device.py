@@ -152,15 +152,20 @@ class HpuGraphs:
         self._hpu = bridge.hpu
         self._stream = bridge.hpu.default_stream()
 
-    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def record(self, function: Callable[[], Any]) -> Callable[[], Any]:
         """Capture what `function` queues, then run it once."""
         graph = self._hpu.HPUGraph()
         with self._hpu.stream(self._stream):
             graph.capture_begin()
             result = function()
             graph.capture_end()
-        graph.replay()
-        return graph.replay, result
+
+        def replay() -> Any:
+            graph.replay()
+            return result
+
+        replay()
+        return replay
 
 
 def _emulated_info() -> DeviceInfo:

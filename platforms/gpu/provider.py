@@ -1,6 +1,7 @@
 """Triton's kernels as an op provider, beside the definitions that they share a memory layout with."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,13 @@ def gpu_providers(
     interpreted: by Triton's interpreter on this processor, where no library stands beside it.
     """
     from headrace.kernels.triton.ops import TritonOps
-    from headrace.kernels.triton.tuning import tuning_for
+    from headrace.kernels.triton.tuning import INTERPRETED_VALUES, tuning_for
 
     from .prompts import prompts_provider
 
     tuning = tuning_for(arch)
+    if interpreted:
+        tuning = replace(tuning, interpreted_values=INTERPRETED_VALUES)
     kernels = TritonOps(tuning, wide_dot=interpreted)
     ops: dict[str, Any] = {
         **kernels.table(),

@@ -50,11 +50,11 @@ class GpuRunner(GraphRunner):
 
     def warmup(self) -> None:
         """Load libraries, compile kernels, try the largest step, and record the buckets of decoding. An emulated
-        device compiles nothing, and records later: its recordings cost nothing."""
-        if self._module is None or not self._records:
-            TorchRunner.warmup(self)
+        device has nothing to load or compile, and its recordings cost nothing."""
         if self._module is None:
             return
+        if not self._records:
+            TorchRunner.warmup(self)
         for num_tokens in self.warm_sizes():
             self.warm_step(num_tokens)
         if self._records:
@@ -118,7 +118,7 @@ class StreamGraphs:
         # "global" forbids calls of other threads, as NCCL's watchdog makes them; Intel's graphs have no modes.
         self._mode = {"capture_error_mode": "thread_local"} if hasattr(module, "CUDAGraph") else {}
 
-    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    def record(self, function: Callable[[], Any]) -> Callable[[], Any]:
         """Run `function` once, so that kernels are compiled and libraries loaded, then capture it."""
         self._stream.wait_stream(self._module.current_stream())
         with self._module.stream(self._stream):
@@ -129,8 +129,13 @@ class StreamGraphs:
         graph = kind()
         with self._module.graph(graph, pool=self._pool, stream=self._stream, **self._mode):
             result = function()
-        graph.replay()
-        return graph.replay, result
+
+        def replay() -> Any:
+            graph.replay()
+            return result
+
+        replay()
+        return replay
 
 
 def graph_class(module: Any) -> Any:

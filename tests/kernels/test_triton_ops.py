@@ -1,6 +1,5 @@
 """Triton kernels under Triton's interpreter against the definitions, with ragged, odd and empty shapes."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,8 +9,6 @@ import pytest
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed: pip install 'headrace[cuda]'", allow_module_level=True)
-# Read when a kernel is decorated, so before the kernels are imported.
-os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
@@ -127,6 +124,41 @@ def test_rows_are_gathered() -> None:
             picked = torch.tensor(indices, dtype=torch.int32)
             assert torch.equal(OPS.gather(x, picked), x[picked.long()])
     assert torch.equal(OPS.embedding(torch.tensor([8, 0], dtype=torch.int32), values(9, 65)), values(9, 65)[[8, 0]])
+
+
+@pytest.mark.parametrize("interpreted_values", [0, 64, 1 << 10], ids=["gpu", "some", "all"])
+def test_programs_have_several_rows_and_the_last_one_fewer(interpreted_values: int) -> None:
+    """5 programs of 8 rows, as on a GPU and under an interpreter that takes as many values; and one of 64."""
+    num_rows, n = 37, 8
+    ops = TritonOps(replace(TINY, interpreted_values=interpreted_values), wide_dot=True)
+    assert ops.rows(num_rows, n) == (64 if interpreted_values > 64 else 8)
+    x = values(num_rows, 2 * n)
+    assert torch.equal(ops.act(x[:, :n], activation="relu"), x[:, :n].relu())
+    check(ops.act_mul(x, activation="silu"), OpTable.act_mul(x, activation="silu"), "float32")
+    check(ops.rms_norm(x[:, :n], None, eps=1e-5), OpTable.rms_norm(x[:, :n], None, eps=1e-5), "float32")
+    indices = values(num_rows, seed=1).argsort().to(torch.int32)
+    assert torch.equal(ops.gather(x, indices), x[indices.long()])
+    heads, angles = x.view(num_rows, 4, 4), values(num_rows, 1)
+    got, want = (op(heads, angles.cos(), angles.sin()) for op in (ops.rope, OpTable.rope))
+    check(got, want, "float32")
+    slots = torch.where(indices % 5 == 0, -1, indices)
+    cache = torch.zeros(10, 4, 2, 4), torch.zeros(10, 4, 2, 4)
+    ops.write_kv(cache, heads[:, :2], heads[:, 2:], slots)
+    for part, given in zip(cache, (heads[:, :2], heads[:, 2:]), strict=True):
+        want = torch.zeros(40, 2, 4)
+        want[slots[slots >= 0].long()] = given[slots >= 0]
+        assert torch.equal(part.view(40, 2, 4), want)
+
+
+def test_the_interpreter_is_set_up_once_for_each_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it goes through hundreds of names at every call of every function."""
+    from triton.runtime import interpreter
+
+    x, replaced = values(3, 70), list[Any]()
+    OPS.rms_norm(x, None, eps=1e-5)
+    monkeypatch.setattr(interpreter, "_patch_builtin", lambda *args: replaced.append(args))
+    OPS.rms_norm(x, None, eps=1e-5)
+    assert not replaced
 
 
 # ---- mixtures of experts --------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Triton's recurrences under its interpreter: against the definitions in float64, and the same bits however a request
 is cut."""
 
-import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -10,8 +9,6 @@ import pytest
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed: pip install 'headrace[cuda]'", allow_module_level=True)
-# Read when a kernel is decorated, so before the kernels are imported.
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 

@@ -2,7 +2,6 @@
 flashinfer behind a stand-in with its signature."""
 
 import dataclasses
-import os
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -229,7 +228,6 @@ def test_encoders_on_gpus_take_the_fused_attention(platform: str) -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install 'headrace[cuda]'")
 @pytest.mark.parametrize("scheme", ["int8-channel", "fp8"])
 def test_products_in_8_bits_by_cublaslt(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
     from headrace.core.weights.dequantize import to_float32
     from headrace.core.weights.quantize import CODES, FP8, INT8, quantize_rows
     from headrace.core.weights.source import HostTensor

@@ -1,15 +1,11 @@
 """Models that read images on emulated accelerators: the reference's tokens where decodes are recorded, an error where
 every step is."""
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-# Read when triton is imported, which transformers does, too.
-os.environ["TRITON_INTERPRET"] = "1"
 
 from headrace import LLM, SamplingParams
 from headrace.core.errors import RequestError

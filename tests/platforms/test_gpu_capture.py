@@ -4,7 +4,6 @@ The emulated device records nothing, so a stricter recorder stands in: it watche
 less what Triton's interpreter does inside of a kernel.
 """
 
-import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 if find_spec("triton") is None:
     pytest.skip("triton is not installed: pip install 'headrace[cuda]'", allow_module_level=True)
-os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is decorated
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes

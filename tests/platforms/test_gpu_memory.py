@@ -1,14 +1,11 @@
 """What a GPU's largest step is said to take, against what the same step on the emulated device holds at its peak."""
 
-import os
 import weakref
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves

@@ -1,5 +1,6 @@
 """Long prompts by torch's fused attention beside a GPU's kernels: on the processor's forms of the same functions."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -229,5 +230,8 @@ for name in ("attention.plain.bfloat16", "model.greedy.plain", "model.batch"):
 @pytest.mark.parametrize("platform", ["cuda", "rocm", "xpu"])
 def test_beside_tritons_kernels_over_one_cache(platform: str) -> None:
     program = ON_TRITON.replace("PLATFORM", platform)
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, env=environment
+    )
     assert run.returncode == 0, run.stderr

@@ -16,7 +16,7 @@ from headrace.core.devices import open_device
 from headrace.core.platform import Caps, DeviceInfo, RunnerConfig
 from headrace.core.runner.buckets import Buckets
 from headrace.core.runner.torch import TorchDevice, TorchRunner
-from headrace.core.runner.torch_graphs import Notes
+from headrace.core.runner.torch_graphs import Notes, Rerun
 from headrace.core.self_test import Driver, dummy_weights, load_runner, tiny_config, tiny_spec
 from headrace.core.stages import IntArray
 from headrace.platforms.cuda.device import CudaPlatform
@@ -253,6 +253,25 @@ def test_without_graphs_every_step_runs_kernel_by_kernel() -> None:
     got, runner = run(FakeDevice(gpu), config)
     want, _ = run(open_device(EngineConfig(device=DeviceConfig(device="reference", threads=1))), config)
     assert got == want and runner.num_programs is None and "capture" not in gpu.log
+
+
+def test_an_emulated_gpu_computes_only_what_is_asked_for() -> None:
+    """Its steps take seconds: none runs before the first request, and none is run to be recorded."""
+    config, calls = tiny_config(tiny_spec()), list[int]()
+    runner: Any = load_runner(FakeDevice(None), config)
+    runner.step = lambda batch: calls.append(1)
+    runner.warmup()
+    assert not calls and runner.num_programs is None
+    array = torch.zeros(2)
+
+    def function() -> torch.Tensor:
+        calls.append(1)
+        return array + len(calls)
+
+    replay = Rerun().record(function)
+    assert not calls
+    first = replay()
+    assert first.tolist() == [1, 1] and replay() is first and first.tolist() == [2, 2] and len(calls) == 2
 
 
 def test_decodes_are_recorded_from_the_largest_to_one_request() -> None:

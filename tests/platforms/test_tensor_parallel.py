@@ -40,7 +40,6 @@ PROMPTS = [[3, 1, 4, 1, 5], [(7 * i + 3) % 200 + 3 for i in range(40)]]
 CASES = ("gpt_bigcode cohere2 mixtral qwen2_moe gpt_oss deepseek_v3 llama4_text bloom mpt phi jamba").split()
 TRITON = (
     pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="TRITON_INTERPRET=1 is not set"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),  # of masked lanes in the interpreter
 )
 
