@@ -1,12 +1,14 @@
 """A weight file mapped read-only into memory, and errors that name it."""
 
+import errno
 import mmap
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import WeightError
+from ..errors import CapacityError, WeightError
+from ..units import format_bytes
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -26,7 +28,8 @@ class MappedFile:
     __slots__ = ("_bytes", "_map", "_num_viewed", "path")
 
     def __init__(self, path: Path) -> None:
-        """Raises WeightError if the file cannot be opened, is empty, or is a Git LFS pointer."""
+        """Raises WeightError if the file cannot be opened, is empty, or is a Git LFS pointer, CapacityError if memory
+        lacks."""
         self.path = path
         self._map: mmap.mmap | None = None
         self._num_viewed = 0
@@ -34,6 +37,12 @@ class MappedFile:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
+            if error.errno == errno.ENOMEM:
+                size = format_bytes(path.stat().st_size)
+                raise CapacityError(
+                    f"{path}: {size} cannot be mapped into the memory that this process may have",
+                    remedies=["ulimit -v unlimited", "a smaller model"],
+                ) from error
             raise self.error(f"cannot be opened: {error.strerror or error}") from error
         except ValueError as error:
             raise self.error("is empty", remedies=("download it again",)) from error

@@ -3,12 +3,12 @@
 import asyncio
 import dataclasses
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -136,17 +136,23 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
         yield CHUNKS.failure(as_api_error(error, work._generation))
 
 
+class _FormParser(MultiPartParser):
+    """One that keeps files in memory, where they are already: no disk has to have room for a recording."""
+
+    spool_max_size = 2**62
+
+
 async def _read_form(request: Request, max_bytes: int) -> tuple[TranscriptionRequest, bytes]:
     """The fields and the recording. Raises ApiError."""
     body = await read_body(request, max_bytes)
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": body, "more_body": False}
+    async def parts() -> AsyncGenerator[bytes, None]:
+        yield body
 
     try:
-        form = await Request(request.scope, receive).form(max_files=1, max_fields=32)
-    except HTTPException as error:
-        raise ApiError(400, f"the form cannot be read: {error.detail}", code="invalid_form") from None
+        form = await _FormParser(request.headers, parts(), max_files=1, max_fields=32).parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"send a multipart form with a file: {error.message}", code="invalid_form") from None
     except Exception as error:
         raise ApiError(400, "send a multipart form with a file", code="invalid_form") from error
     upload = form.get("file")

@@ -1,15 +1,21 @@
 """/v1/audio through the openai client, against the Python API on the same weights."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from starlette.requests import Request
 
 from headrace import LLM
 from headrace.core.audio.whisper import TranscriptionParams
+from headrace.core.server.prompts import Prompts
+from headrace.core.server.routes.audio import _read_form
+from headrace.core.server.unknown_fields import UnknownFields
 from live_server import LiveServer
 from tiny_speech import recording, tiny_whisper
 
@@ -102,6 +108,22 @@ def test_wrong_forms_are_refused(listening: tuple[Any, LLM, LiveServer]) -> None
     assert plain.status_code == 400 and "form" in plain.text
     listens_only = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a fox"})
     assert listens_only.status_code == 400 and "frames to read" in listens_only.text
+
+
+def test_a_recording_needs_no_room_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = httpx.Request("POST", "http://x/", files={"file": ("a.wav", b"x" * 2**22)}, data={"language": "en"})
+    body = whole.read()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    server = SimpleNamespace(unknown_fields=UnknownFields(), prompts=Prompts(None, "", ""))
+    app = SimpleNamespace(state=SimpleNamespace(server=server))
+    headers = [(b"content-type", whole.headers["content-type"].encode())]
+    request = Request({"type": "http", "headers": headers, "path": "/", "app": app}, receive)
+    monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    fields, data = asyncio.run(_read_form(request, 2**25))
+    assert data == b"x" * 2**22 and fields.language == "en"
 
 
 def test_a_model_of_text_does_not_listen(model_folder: Path) -> None:

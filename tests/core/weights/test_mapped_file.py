@@ -2,12 +2,13 @@
 
 import os
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.core.errors import WeightError
+from headrace.core.errors import CapacityError, WeightError
 from headrace.core.weights import mapped_file
 from headrace.core.weights.mapped_file import MappedFile
 
@@ -61,3 +62,18 @@ def test_a_file_that_shrinks_is_told(tmp_path: Path) -> None:
     path.unlink()  # what is gone by name is still there to be read
     assert file.view(0, 10).tobytes() == b"x" * 10
     file.close()
+
+
+def test_a_file_larger_than_what_may_be_mapped(tmp_path: Path) -> None:
+    """Batch systems limit the addresses of a process."""
+    path = tmp_path / "large.safetensors"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**39, limits[1]))
+    try:
+        with pytest.raises(CapacityError, match=r"large.safetensors: 1.0 TiB cannot be mapped") as error:
+            MappedFile(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert "ulimit -v unlimited" in error.value.remedies
