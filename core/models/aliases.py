@@ -10,7 +10,7 @@ _GLM4V: Mapping[str, Any] = {
     "head_dim": None, "max_position_embeddings": 32768, "partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "camembert": ("roberta", {}),
+    "camembert": ("roberta", {"vocab_size": 30522}),
     "emu3_text_model": (
         "llama",
         {
@@ -66,7 +66,7 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "num_nextn_predict_layers": 0,
         },
     ),
-    "xlm_roberta": ("roberta", {}),
+    "xlm_roberta": ("roberta", {"vocab_size": 30522}),
     "solar_open": (
         "glm4_moe",
         {

@@ -18,8 +18,8 @@ def attention(
     x = at.scaled(x, attn.in_scale)
     if attn.latent is not None:
         return _latent_attention(at, attn, attn.latent, x, sight)
-    value_dim, kv_size = attn.v_head_dim or head_dim, attn.num_own_kv_heads * head_dim
-    rows = {"q_proj": attn.num_own_heads * head_dim * (2 if attn.gate_in_query else 1)}
+    value_dim, kv_size = attn.v_head_dim or head_dim, attn.num_own_kv_heads * attn.qk_dim
+    rows = {"q_proj": attn.num_own_heads * attn.qk_dim * (2 if attn.gate_in_query else 1)}
     if attn.kv_layer < 0:
         rows |= {"k_proj": kv_size} | ({} if attn.value_is_key else {"v_proj": attn.num_own_kv_heads * value_dim})
     qkv = at.fused("qkv_proj", x, rows, in_size, attn.qkv_bias, num_groups=attn.num_own_kv_heads)
@@ -106,28 +106,34 @@ def _prepare(at: Scope, attn: AttentionSpec, norm: str, num_heads: int, x: Array
     """Heads of a query or of keys, normalised, cut and turned in the order of the family."""
     ops = at.ops
     if attn.norm_after_rope:
-        x = ops.split_heads(x, head_dim=attn.head_dim)
+        x = ops.split_heads(x, head_dim=attn.qk_dim)
     else:
         x = _norm_heads(at, attn, norm, num_heads, x)
     if attn.clip_qkv:
         x = ops.clamp(x, limit=attn.clip_qkv)
     x = _turn(at, attn, x, sight)
     if attn.norm_after_rope and attn.qk_norm is not None:
-        x = at.normalize(attn.qk_norm, norm, x, attn.head_dim)
-    return x
+        x = at.normalize(attn.qk_norm, norm, x, attn.qk_dim)
+    return _widen(at, x, attn.qk_dim, attn.head_dim)
 
 
 def _prepare_value(at: Scope, attn: AttentionSpec, own: list[Array]) -> Array:
     """Heads of the value, the last of what a layer has itself, the first being the key."""
     ops = at.ops
-    value = ops.split_heads(own[-1], head_dim=attn.v_head_dim or attn.head_dim)
-    if attn.v_head_dim:  # the cache has no smaller heads
-        num_zeros = attn.head_dim - attn.v_head_dim
-        some, _ = ops.split(own[0], (attn.num_kv_heads * num_zeros, attn.num_kv_heads * attn.v_head_dim))
-        value = ops.concat((value, ops.split_heads(ops.scale(some, 0.0), head_dim=num_zeros)))
+    size = attn.v_head_dim or attn.head_dim
+    value = _widen(at, ops.split_heads(own[-1], head_dim=size), size, attn.head_dim)
     if attn.value_norm is not None:
         value = at.normalize(attn.value_norm, "v_norm", value, attn.head_dim)
     return ops.clamp(value, limit=attn.clip_qkv) if attn.clip_qkv else value
+
+
+def _widen(at: Scope, x: Array, size: int, head_dim: int) -> Array:
+    """Heads of `size` values with zeros behind them, as the cache holds them: [num_tokens, num_heads, head_dim]."""
+    while size < head_dim:
+        more, zeros = min(size, head_dim - size), at.ops.scale(x, 0.0)
+        x = at.ops.concat((x, zeros if more == size else at.ops.split(zeros, (more, size - more))[0]))
+        size += more
+    return x
 
 
 def _latent_attention(at: Scope, attn: AttentionSpec, latent: LatentSpec, x: Array, sight: Sight) -> Array:
@@ -162,7 +168,7 @@ def _latent_attention(at: Scope, attn: AttentionSpec, latent: LatentSpec, x: Arr
 
 def _norm_heads(at: Scope, attn: AttentionSpec, name: str, num_heads: int, x: Array) -> Array:
     """Split into heads, and normalise as the spec says: -> [num_tokens, num_heads, head_dim]."""
-    ops, norm, head_dim, size = at.ops, attn.qk_norm, attn.head_dim, num_heads * attn.head_dim
+    ops, norm, head_dim, size = at.ops, attn.qk_norm, attn.qk_dim, num_heads * attn.qk_dim
     if norm is not None and attn.qk_norm_over == "all":
         x = at.normalize(norm, name, x, size)
     x = ops.split_heads(x, head_dim=head_dim)

@@ -67,10 +67,12 @@ def _gptj(config: HFConfig) -> ModelSpec:
 
 
 def _neox(config: HFConfig, *, rotary_pct: float = 0.25, **options: Any) -> ModelSpec:
-    """Keys and values have as many heads as queries, of the hidden size's share, whatever keys a config carries."""
+    """Keys and values have as many heads as queries, of the hidden size's share, whatever keys a config carries; rope
+    alone takes a `head_dim` for theirs, as transformers does."""
     config = config.replace(
         num_key_value_heads=None,
         head_dim=None,
+        rope_head_dim=config.get("head_dim"),
         rope_theta=config.get("rotary_emb_base"),
         partial_rotary_factor=config.get("rotary_pct", rotary_pct),
     )
@@ -307,8 +309,12 @@ GPT_FAMILIES: Mapping[str, Recipe] = {
     ),
     # Falcon 7B, 40B, 180B and RW: fused qkv of one or a few KV heads, parallel blocks; RW has ALiBi and is serial.
     "falcon": recipe(
-        _falcon, keys=dict(hidden_act="activation", num_hidden_layers="n_layer", num_attention_heads="n_head"),
-        defaults=dict(max_position_embeddings=2048, hidden_act="gelu", tie_word_embeddings=True),
+        _falcon, keys=dict(hidden_act="activation"),
+        defaults=dict(
+            num_hidden_layers=lambda config: config.get("n_layer"),
+            num_attention_heads=lambda config: config.get("n_head"),
+            max_position_embeddings=2048, hidden_act="gelu", tie_word_embeddings=True,
+        ),
         names=partial(gpt_names, _QKV),
     ),
     # GPT-2: layer norms, learned positions, biases everywhere, linears stored as [in_features, out_features].

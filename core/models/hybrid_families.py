@@ -26,7 +26,7 @@ from .hybrids import (
 )
 from .latent import latent_like
 from .llama_like import FULL, ByLayer, all_slide, layer_norm, llama_like, read_activation, rms_norm
-from .mixtures import read_deepseek_experts, read_experts, read_shared, sparse_after, sparse_steps
+from .mixtures import read_deepseek_experts, read_experts, read_shared, sparse_after, sparse_layers, sparse_steps
 from .name_tables import SANDWICH, glu, name_table
 from .recipes import Recipe, recipe
 from .spec import MixerSpec, ModelSpec, MoeSpec, NormSpec
@@ -393,7 +393,7 @@ HYBRID_FAMILIES: Mapping[str, Recipe] = {
             "mixer.dt_bias": f"{_SELF}dt_bias",
         },
         renames=((r"\.block_sparse_moe\.", ".mlp."), (r"\.forget_gate\.", ".")),
-        rms_norm_eps=1e-5, has_rope="none", moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=1),
+        rms_norm_eps=1e-5, has_rope="none", moe=read_deepseek_experts, is_sparse=partial(sparse_layers, default=1),
     ),
     # LFM2: short convolutions between two gates, and an attention layer with normalised heads now and then.
     "lfm2": recipe(

@@ -14,7 +14,7 @@ from .config import HFConfig, flag, number
 from .dense_families import GROWTH
 from .latent import latent_like
 from .llama_like import ByLayer, replace_attention, rms_norm
-from .mixtures import read_biased_experts, read_deepseek_experts, sparse_after
+from .mixtures import read_biased_experts, read_deepseek_experts, sparse_after, sparse_layers
 from .name_tables import glu, llama_names
 from .recipes import Recipe, recipe
 from .spec import ModelSpec
@@ -42,7 +42,7 @@ def _index_length(config: HFConfig) -> int:
 
 
 def _axk1_layers(config: HFConfig) -> Sequence[bool]:
-    is_sparse, every = sparse_after(config, default=1), config.size("moe_layer_freq", 1)
+    is_sparse, every = sparse_layers(config, default=1), config.size("moe_layer_freq", 1)
     listed = config.texts("mlp_layer_types")
     return is_sparse if listed else [flag and i % every == 0 for i, flag in enumerate(is_sparse)]
 
@@ -121,7 +121,7 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
     "deepseek_v32": recipe(
         latent_like, defaults=dict(**_DEEPSEEK, max_position_embeddings=163840),
         fixed=dict(rope_interleave=True, layer_types=None), moe=read_deepseek_experts,
-        is_sparse=partial(sparse_after, default=3), max_position_embeddings=_index_length,
+        is_sparse=partial(sparse_layers, default=3), max_position_embeddings=_index_length,
         ignore=(r"\.self_attn\.indexer\.",),
     ),
     # GLM-4.7-Flash: latent attention and DeepSeek-V3's experts; the first layer is dense unless listed otherwise.
@@ -133,7 +133,7 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
             qk_nope_head_dim=192, num_experts_per_tok=4, num_nextn_predict_layers=1,
         ),
         rms_norm_eps=1e-5, moe=read_deepseek_experts,
-        is_sparse=partial(sparse_after, default=1),
+        is_sparse=partial(sparse_layers, default=1),
     ),
     # LongCat-Flash: latent attention twice a layer, dense blocks behind both, and experts beside the second
     # half, some of which give back what they read.

@@ -273,17 +273,19 @@ def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL, **way: An
     """The rotary embedding of layers of one type. way: how it turns, see RopeSpec. Raises ModelError for a type or a
     value it cannot serve."""
     parameters = config.rope_parameters(layer_type)
-    kind, rotary_dim = parameters.text("rope_type"), int(head_dim * parameters.number("partial_rotary_factor"))
+    kind, whole = parameters.text("rope_type"), config.size("rope_head_dim", head_dim)
+    rotary_dim = int(whole * parameters.number("partial_rotary_factor"))
     heeds_factor = config.get("model_type") in TURN_A_PART or parameters.get("heeds_partial_rotary_factor")
     if kind == "default" and not heeds_factor:
-        rotary_dim = head_dim
+        rotary_dim = whole
     if kind == "proportional":
         scaling = RopeScaling(kind="proportional", factor=_factor(parameters, 1.0), num_turned=rotary_dim // 2)
         return RopeSpec(rotary_dim=head_dim, theta=parameters.number("rope_theta"), scaling=scaling, **way)
-    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
-        raise ModelError(f"{parameters.file} rotate {rotary_dim} of {head_dim} values of a head; it must be even")
+    if not 0 < rotary_dim + rotary_dim % 2 <= head_dim:
+        raise ModelError(f"{parameters.file} rotate {rotary_dim} of {head_dim} values of a head; pairs must fit in")
     return RopeSpec(
-        rotary_dim=rotary_dim,
+        rotary_dim=rotary_dim + rotary_dim % 2,
+        is_odd=rotary_dim % 2 > 0,
         theta=parameters.number("rope_theta"),
         **way,
         scaling=_read_scaling(parameters, rotary_dim, config.integer("max_position_embeddings", 0)),

@@ -39,6 +39,7 @@ from .mixtures import (
     read_experts,
     read_shared,
     sparse_after,
+    sparse_layers,
     sparse_steps,
 )
 from .name_tables import (
@@ -89,7 +90,7 @@ def _dbrx(config: HFConfig) -> ModelSpec:
 
 def _cohere2_moe(config: HFConfig) -> ModelSpec:
     """Scores are softmax or sigmoid; routed and shared experts are added, or averaged."""
-    is_sparse, num_shared = sparse_after(config), config.integer("num_shared_experts", 0)
+    is_sparse, num_shared = sparse_layers(config), config.integer("num_shared_experts", 0)
     first, period = config.size("prefix_dense_sliding_window_pattern", 1), config.size("sliding_window_pattern", 4)
     num_dense = config.integer("first_k_dense_replace", 0)
     periods = [first] * num_dense + [period] * (len(is_sparse) - num_dense)
@@ -216,6 +217,14 @@ def _flint_layers(config: HFConfig) -> Sequence[str]:
     ]
 
 
+def _qwen2_layers(config: HFConfig) -> Sequence[str]:
+    """Every other layer below `max_window_layers` slides, if `use_sliding_window`; or as listed."""
+    slides, first_full = _qwen3_layers(config), config.integer("max_window_layers")
+    return config.texts("layer_types") or [
+        FULL if i % 2 or i >= first_full else kind for i, kind in enumerate(slides)
+    ]
+
+
 def _qwen3_layers(config: HFConfig) -> Sequence[str]:
     slides = config.boolean("use_sliding_window", False) and config.integer("sliding_window", null=0) > 0
     return [SLIDING if slides else FULL] * config.num_layers()
@@ -259,7 +268,7 @@ def _laguna(config: HFConfig) -> ModelSpec:
         qk_norm="head",
         attn=attn,
         moe=moe,
-        is_sparse=partial(sparse_after, default=1),
+        is_sparse=partial(sparse_layers, default=1),
         **ATTN_FLAG,
     )
 
@@ -280,6 +289,7 @@ def _mimo(config: HFConfig) -> ModelSpec:
     kinds = config.texts("layer_types") or [SLIDING if i and (i + 1) % 6 else FULL for i in range(num_layers)]
     slides = [kind == SLIDING and config.integer("sliding_window") > 0 for kind in kinds]
     num_kv_heads = config.size("num_key_value_heads", config.size("num_attention_heads"))
+    head_dim, value_dim = config.size("head_dim"), config.size("v_head_dim", 128)
     return llama_like(
         config,
         layer_types=kinds,
@@ -288,21 +298,14 @@ def _mimo(config: HFConfig) -> ModelSpec:
         attn={
             "num_kv_heads": ByLayer(num_kv_heads * (2 if one else 1) for one in slides),
             "sinks": ByLayer(slides),
-            "v_head_dim": _mimo_value_size,
+            "head_dim": max(head_dim, value_dim),
+            "qk_head_dim": head_dim if head_dim < value_dim else 0,
+            "v_head_dim": value_dim if value_dim < head_dim else 0,
             "out_scale": number("attention_value_scale", 0.707, null=1.0),
         },
         moe=read_deepseek_experts(config.replace(routed_scaling_factor=scale)),
-        is_sparse=partial(sparse_after, default=1),
+        is_sparse=partial(sparse_layers, default=1),
     )
-
-
-def _mimo_value_size(config: HFConfig) -> int:
-    head_dim, size = config.size("head_dim"), config.size("v_head_dim", 128)
-    if size > head_dim:
-        raise ModelError(
-            f"v_head_dim ({size}) in {config.file} is more than head_dim ({head_dim}), which is not served"
-        )
-    return size if size < head_dim else 0
 
 
 _qwen3_moe = partial(
@@ -343,6 +346,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
     # Command A with experts: Command A whose first layers may be dense, and are turned though they see everything.
     "cohere2_moe": recipe(
         _cohere2_moe, defaults=dict(head_dim=128, sliding_window=4096, num_experts=8, num_experts_per_tok=2),
+        fixed=dict(rope_scaling=None),
     ),
     # DBRX: layer norms without bias, fused qkv that is cut, and experts of which a layer keeps all in three matrices.
     "dbrx": recipe(
@@ -396,7 +400,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             **EXAONE4, moe_intermediate_size=1024, num_experts=64, num_experts_per_tok=8, n_shared_experts=1,
             routed_scaling_factor=2.5, num_key_value_heads=32,
         ),
-        ignore=(r"^mtp\.",), layer={}, moe=read_deepseek_experts, is_sparse=partial(sparse_after, default=1),
+        ignore=(r"^mtp\.",), layer={}, moe=read_deepseek_experts, is_sparse=partial(sparse_layers, default=1),
     ),
     # FlexOlmo: OLMo 2 with experts.
     "flex_olmo": recipe(
@@ -474,7 +478,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, n_shared_experts=1,
             routed_scaling_factor=2.826, num_nextn_predict_layers=1,
         ),
-        rms_norm_eps=1e-5, qk_norm="head", moe=read_biased_experts, is_sparse=partial(sparse_after, default=1),
+        rms_norm_eps=1e-5, qk_norm="head", moe=read_biased_experts, is_sparse=partial(sparse_layers, default=1),
         **FLAGS,
     ),
     # Laguna: experts by sigmoid, gated attention, and a number of heads of each layer's own.
@@ -501,7 +505,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             },
         ),
         ignore=(r"^mtp\.",), layer_types=lambda config: config.texts("layer_types"), qk_norm="head",
-        moe=partial(read_experts, renormalize=flag("norm_topk_prob", True)), is_sparse=sparse_after, **ATTN_FLAG,
+        moe=partial(read_experts, renormalize=flag("norm_topk_prob", True)), is_sparse=sparse_layers, **ATTN_FLAG,
     ),
     # MiMo-V2-Flash: experts by sigmoid, values smaller than keys, and sinks and more KV heads in sliding layers.
     "mimo_v2_flash": recipe(
@@ -554,7 +558,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             num_key_value_heads=16, max_position_embeddings=32768, sliding_window=4096, max_window_layers=28,
             moe_intermediate_size=1408, shared_expert_intermediate_size=5632, num_experts=60, num_experts_per_tok=4,
         ),
-        layer_types=windowed_layer_types, qkv_bias=flag("qkv_bias", True),
+        layer_types=_qwen2_layers, qkv_bias=flag("qkv_bias", True),
         moe=partial(read_shared, **_CHOSEN), is_sparse=sparse_steps,
     ),
     # Qwen3-30B-A3B and 235B-A22B: Qwen3 with experts; head_dim is hidden_size / num_heads unless stated.

@@ -70,14 +70,17 @@ def read_shared(config: HFConfig, *, renormalize: Read[bool]) -> MoeSpec:
 
 
 def sparse_after(config: HFConfig, key: str = "first_k_dense_replace", default: int = 0) -> list[bool]:
-    """Which layers have experts: as `mlp_layer_types` lists, or all but the first so many as `key` says."""
-    num_layers = config.num_layers()
-    if listed := config.texts("mlp_layer_types"):
-        if len(listed) != num_layers:
-            raise ModelError(f"{config.file} has {num_layers} layers, but mlp_layer_types names {len(listed)}")
-        return [kind == "sparse" for kind in listed]
+    """Which layers have experts: all but the first so many as `key` says."""
     first = config.integer(key, default)
-    return [i >= first for i in range(num_layers)]
+    return [i >= first for i in range(config.num_layers())]
+
+
+def sparse_layers(config: HFConfig, default: int = 0) -> list[bool]:
+    """Likewise, or as `mlp_layer_types` lists."""
+    num_layers, listed = config.num_layers(), config.texts("mlp_layer_types")
+    if listed and len(listed) != num_layers:
+        raise ModelError(f"{config.file} has {num_layers} layers, but mlp_layer_types names {len(listed)}")
+    return [kind == "sparse" for kind in listed] or sparse_after(config, default=default)
 
 
 def sparse_steps(config: HFConfig) -> list[bool]:

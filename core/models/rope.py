@@ -44,7 +44,7 @@ def rope_tables(rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
     for sequences of n tokens more than the model was trained on; all else has one.
     Cosines and sines are multiplied by the attention factor.
     """
-    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim - rope.is_odd)
     if rope.frequencies != "all":  # of two axes
         evens, odds = exponents[::2], exponents[1::2]
         exponents = np.concatenate([evens, evens if rope.frequencies == "repeated" else odds])
@@ -115,8 +115,9 @@ def rope_rows(spec: ModelSpec) -> RopeRows:
 def _dynamic(rope: RopeSpec, scaling: RopeScaling, num_rows: int) -> list[npt.NDArray[np.floating]]:
     # The base grows with the sequence, so that the longest wave always spans it ("NTK-aware").
     growth = scaling.factor * np.arange(num_rows) / scaling.original_max_position_embeddings + 1
-    bases = rope.theta * growth ** (rope.rotary_dim / (rope.rotary_dim - 2))
-    exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    dim = rope.rotary_dim - rope.is_odd
+    bases = rope.theta * growth ** (dim / (dim - 2))
+    exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     return list(np.float32(1) / np.power(bases.astype(np.float32)[:, None], exponents))
 
 

@@ -59,6 +59,8 @@ class RopeSpec:
     """Rotary position embedding over the first rotary_dim values of each head."""
 
     rotary_dim: int
+    is_odd: bool = False
+    """one less was asked for, and frequencies are those of so many"""
     theta: float = 10000.0
     backwards: bool = False
     """turn the other way (nanochat)"""
@@ -137,6 +139,8 @@ class AttentionSpec:
     """normalises all heads' output as one vector before o_proj"""
     v_head_dim: int = 0
     """values of a head that its value has, if they are fewer than head_dim; the cache holds zeros for the others"""
+    qk_head_dim: int = 0
+    """likewise of query and key"""
     difference: float = 0.0
     """differential attention (Ye et al. 2024): heads of the second half are taken, times a learned factor that starts
     at this, from those of the first, over values of two heads; the cache holds keys and values twice"""
@@ -160,6 +164,11 @@ class AttentionSpec:
     """of an encoder of images: rows that are padding are seen by all others, and do not see each other (Llama 3.2)"""
     latent: LatentSpec | None = None
     """head_dim is then that of the cache, kv_lora_rank + qk_rope_head_dim, of one KV head"""
+
+    @property
+    def qk_dim(self) -> int:
+        """Values that a head of query and key has of its own."""
+        return self.qk_head_dim or self.head_dim
 
     @property
     def num_own_heads(self) -> int:

@@ -300,6 +300,7 @@ class _Resolver:
                     for piece in self.take(param, scales, (param.num_stacked if stored.stacked else shape[0],)):
                         stored = replace(stored, scaled_by=piece.info.name if piece.info is not None else "")
                 num_beyond = shape[0] - info.shape[0] if stored.first_beyond and info.shape else 0
+                stored = replace(stored, extra_rows=max(-num_beyond, stored.extra_rows))
                 shape = (shape[0] - max(num_beyond, 0), *shape[1:])
                 self.compare(param, info, stored, shape)
                 self.used.update((info.name, stored.scaled_by))

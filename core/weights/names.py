@@ -27,7 +27,7 @@ class Stored:
     its tanh, or as 1 less that. joined: columns of several inputs, of which those of all but the first stand one of
     each after another; the param's num_joined says how many.
     share: the tensor holds such parts for all j, one under the other; this is the j-th one.
-    first_beyond: rows that the tensor lacks at its end are its first one.
+    first_beyond: rows that the tensor lacks at its end are its first one; further ones are never read.
     skip_rows: rows at the top that are never read (OPT's first two positions); extra_rows: such ones at the bottom.
     interleaved: a fused parameter whose rows are stored group by group, each group a share of every part (q, k
     and v of one KV head after another); groups: how many, 0 for the param's num_groups; order: the parts of a

@@ -82,6 +82,13 @@ _FLAGS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     *(("gpt_neox", {"hidden_act": name}) for name in ("hardswish", "relu6", "sqrtsoftplus", "gelu_python")),
     ("mixtral", {"hidden_act": "mish"}),
     ("gpt_oss", {"swiglu_alpha": 1.1, "swiglu_limit": 1.5}),
+    ("gpt_neox", {"rope_parameters": {**_BASE, "rope_type": "default", "partial_rotary_factor": 0.45}}),
+    ("gpt_neox", {"head_dim": 6}),
+    ("glm", {"head_dim": 10}),
+    ("mimo_v2_flash", {"v_head_dim": 56}),
+    ("zamba2", {"tie_word_embeddings": False}),
+    ("gemma3n", {"vocab_size_per_layer_input": 140}),
+    ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}),
 )
 
 
@@ -119,5 +126,7 @@ QUICK = (
     "llama_yarn_mscale", "llama_longrope", "llama_partial", "glm4_partial", "stablelm_llama3", "gpt_neox_yarn_beta",
     "qwen3_dynamic", "granite_linear", "qwen2_sizes", "gemma3_text_wide_heads", "gpt_oss_sizes", "bloom_flags_18",
     "ernie4_5_moe_flags_21", "gpt_oss_flags_9", "llama_flags_26", "gpt_neox_flags_31", "gpt_oss_flags_36",
+    "gpt_neox_flags_37", "gpt_neox_flags_38", "mimo_v2_flash_flags_40", "zamba2_flags_41", "gemma3n_flags_42",
+    "qwen2_moe_flags_43",
 )  # fmt: skip
 """Of these, what the default run takes."""

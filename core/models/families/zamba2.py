@@ -26,13 +26,15 @@ WEIGHTS = llama_names(
         },
     },
     renames=((r"\.mamba_decoder\.", "."),),
+    ignore=(r"_adapter_list\.\d+\.",),  # of other layers, where blocks are not shared
 )  # fmt: skip
 _HYBRID = (6, 12, 18, 24, 30, 36, 42, 47, 51)
 """Layers with a block, where a config lists none."""
 
 
 def to_spec(config: HFConfig) -> ModelSpec:
-    """The n-th layer with a block takes the block n modulo `num_mem_blocks`, kept with its first layer."""
+    """The n-th layer with a block takes the block n modulo `num_mem_blocks`, kept with its first layer; without tied
+    embeddings, nothing is shared in transformers."""
     config = config.with_defaults(
         num_hidden_layers=54, hidden_act="gelu", mamba_d_state=64, max_position_embeddings=4096, n_mamba_heads=8,
         mamba_ngroups=1, add_bias_linear=False, adapter_rank=128,
@@ -68,7 +70,7 @@ def to_spec(config: HFConfig) -> ModelSpec:
             number = owners.index(i)
             shared = SharedSpec(
                 mlp=mlp,
-                owner=owners[number % num_blocks],
+                owner=owners[number % num_blocks] if config.boolean("tie_word_embeddings", True) else i,
                 number=number,
                 adapter_rank=config.size("adapter_rank"),
                 has_attn_adapter=config.boolean("use_shared_attention_adapter", False),

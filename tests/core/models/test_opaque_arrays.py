@@ -407,7 +407,7 @@ def test_the_lint_sees_the_decoder() -> None:
         ("batch.block_tables[group],", "batch.block_tables[group][:1],"),
         ("batch.seq_lens,", "batch.seq_lens.max(),"),
         (
-            "value = ops.split_heads(own[-1], head_dim=attn.v_head_dim or attn.head_dim)",
+            "value = _widen(at, ops.split_heads(own[-1], head_dim=size), size, attn.head_dim)",
             "value = own[-1].view(-1, 1, 2)",
         ),
         ("at.ops.rope(x, sight.cos", "at.ops.rope(x, sight.cos * 2"),

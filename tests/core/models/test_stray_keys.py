@@ -72,6 +72,12 @@ def test_heads_are_shares_of_the_hidden_size_whatever_head_dim_says(family: str)
         ("minicpm3", "rope_interleave", True),
         ("longcat_flash", "n_shared_experts", 2),
         ("longcat_flash", "router_bias", True),
+        ("cohere2_moe", "rope_scaling", {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}),
+        ("falcon", "n_head", 2),
+        *(
+            (family, "mlp_layer_types", ["sparse", "dense"] * 2)
+            for family in ("deepseek_v2", "deepseek_v3", "glm4_moe", "solar_open", "sarvam_moe", "dots1", "afmoe")
+        ),
     ],
 )
 def test_keys_that_a_class_does_not_read_mean_nothing(family: str, key: str, value: object) -> None:
