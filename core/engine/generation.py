@@ -41,9 +41,18 @@ def generation_defaults(
     """
     data = read_generation_config(folder)
     ids: list[int] = []
-    for value in (data.get("eos_token_id"), config.get("eos_token_id", None), list(end_token_ids)):
+    for file, value in (
+        ("generation_config.json", data.get("eos_token_id")),
+        ("config.json", config.get("eos_token_id", None)),
+        ("", list(end_token_ids)),
+    ):
         for token in value if isinstance(value, list) else [value]:
-            if isinstance(token, int) and token >= 0 and token not in ids:
+            if token is not None and (not isinstance(token, int) or isinstance(token, bool)):
+                raise ModelError(
+                    f"eos_token_id in {folder}/{file} must be a token id or a list of them, got {value!r:.100}",
+                    remedies=["correct the file", "download it again"],
+                )
+            if token is not None and token >= 0 and token not in ids:
                 ids.append(token)
     start = read_decoder_start(config, data) if has_encoder else None
     if not data.get("do_sample", False):

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import CapacityError, WeightError
+from ..model_file import LFS_POINTER
 from ..units import format_bytes
 
 Bytes = npt.NDArray[np.uint8]
 
-_LFS_POINTER = b"version https://git-lfs"
 _SHRUNK = ("wait until whatever writes the file is done", "download it again")
 _RESIDENT_BYTES = 64 << 20
 """How much of a file may count as this process's memory at a time."""
@@ -47,7 +47,7 @@ class MappedFile:
         except ValueError as error:
             raise self.error("is empty", remedies=("download it again",)) from error
         self._bytes: Bytes | None = np.frombuffer(self._map, dtype=np.uint8)
-        if self._map[: len(_LFS_POINTER)] == _LFS_POINTER:
+        if self._map[: len(LFS_POINTER)] == LFS_POINTER:
             self.close()
             raise self.error("is a Git LFS pointer, not the weights", remedies=("git lfs pull",))
 

@@ -28,12 +28,17 @@ def make_device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
+def make_pointer(path: Path) -> None:
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 9085657\n")
+
+
 NO_FILES = [
     (make_link, "is a link to nowhere, which is not there"),
     (make_loop, "cannot be read: Too many levels of symbolic links"),
     (os.mkfifo, "is a device, a pipe or a socket, not a file"),
     (make_device, "is a device, a pipe or a socket, not a file"),
     (os.mkdir, "is a folder, not a file"),
+    (make_pointer, "is a Git LFS pointer, not the file"),
 ]
 NAMES = [
     "config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
@@ -83,3 +88,14 @@ def test_links_to_files_are_files(tmp_path: Path) -> None:
     for path in model.iterdir():
         (folder / path.name).symlink_to(path)
     LLM(str(folder), device="null", load_format="dummy", max_model_len=64).close()
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("value", ["2", [1, "x"], 2.0, True, {}])
+def test_ends_that_are_no_token_ids(tmp_path: Path, file: str, value: object) -> None:
+    """Passed over, they would leave texts without an end."""
+    path = tiny_server_model(tmp_path / "tiny") / file
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**config, "eos_token_id": value}))
+    with pytest.raises(ModelError, match=rf"eos_token_id in .*/{file} must be a token id or a list"):
+        LLM(str(path.parent), device="null", load_format="dummy", kv_memory="8MiB")
