@@ -21,6 +21,7 @@ from .llm_inputs import (
     as_conversations,
     as_many,
     as_messages,
+    as_params,
     as_recordings,
     as_texts,
     check_keys,
@@ -203,7 +204,9 @@ class LLM:
         """
         many = as_many(prompts, "prompts", is_one_prompt)
         defaults = self.built.defaults
-        params = params or read_beam_search(defaults.generation)
+        params = (
+            read_beam_search(defaults.generation) if params is None else as_params(params, BeamSearchParams, "params")
+        )
         prepared = [self._tokens(prompt) for prompt in many]
         forced = defaults.decoder_start.forced_token_id if defaults.decoder_start is not None else -1
         searches = [
@@ -248,7 +251,7 @@ class LLM:
 
         Raises RequestError, with the code "not_supported" if the model makes no embeddings.
         """
-        tasks, params = self.built.pooling, pooling_params or PoolingParams()
+        tasks, params = self.built.pooling, as_params(pooling_params, PoolingParams, "pooling_params")
         tasks.require("embed")
         requests = self._prepare(prompts, params)
         vectors = self._pool(requests)
@@ -258,7 +261,7 @@ class LLM:
         self, prompts: TextInput | Sequence[TextInput], pooling_params: PoolingParams | None = None
     ) -> list[ClassificationOutput]:
         """The scores of all labels for one text or several. Raises RequestError as `embed` does."""
-        tasks, params = self.built.pooling, pooling_params or PoolingParams()
+        tasks, params = self.built.pooling, as_params(pooling_params, PoolingParams, "pooling_params")
         tasks.require("classify")
         requests = self._prepare(prompts, params)
         vectors = self._pool(requests)
@@ -275,7 +278,7 @@ class LLM:
         A classifier with one label reads query and document together; with an embedding model it is the cosine of
         their embeddings. Raises RequestError as `embed` does.
         """
-        tasks, params = self.built.pooling, pooling_params or PoolingParams()
+        tasks, params = self.built.pooling, as_params(pooling_params, PoolingParams, "pooling_params")
         tasks.require("score")
         texts = as_texts(documents, "documents")
         queries = as_texts(query, "queries")
@@ -301,7 +304,7 @@ class LLM:
         from .audio.decode import read_audio
         from .audio.whisper import Transcriber, TranscriptionParams
 
-        params = params or TranscriptionParams()
+        params = as_params(params, TranscriptionParams, "params")
         many = as_recordings(audio)
         jobs = [
             Transcriber(model, each if isinstance(each, np.ndarray) else read_audio(each), params) for each in many

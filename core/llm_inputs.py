@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +11,8 @@ from .errors import RequestError
 from .sampling.params import MAX_COMPLETIONS, SamplingParams
 from .suggest import did_you_mean
 from .text.inputs import describe
+
+P = TypeVar("P")
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "multi_modal_data")
 """What a prompt may hold as a mapping, for a model that has no encoder of texts."""
@@ -108,6 +110,18 @@ def images_of(data: Any) -> list[Any]:
         raise RequestError('multi_modal_data is {"image": one image or a list}', code="invalid_image")
     found = data.get("image")
     return [] if found is None else list(found) if isinstance(found, list | tuple) else [found]
+
+
+def as_params(given: Any, kind: type[P], name: str) -> P:
+    """Parameters of a method: None is what they are without any. Raises RequestError for what is none."""
+    if given is None:
+        return kind()
+    if not isinstance(given, kind):
+        raise RequestError(
+            f"{name} must be {kind.__name__}, got {describe(given)}",
+            remedies=[f"leave {name} out", f"{kind.__name__}()"],
+        )
+    return given
 
 
 def params_each(given: object, count: int, default: SamplingParams) -> list[SamplingParams]:

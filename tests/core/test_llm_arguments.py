@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace import LLM, SamplingParams
+from headrace import LLM, PoolingParams, SamplingParams
 from headrace.core.beam_search import BeamSearchParams
 from headrace.core.errors import CapacityError, ConfigError, ModelError, RequestError
 from tiny_server_model import tiny_server_model
@@ -236,6 +236,12 @@ def test_beam_search_params(params: dict[str, Any], message: str) -> None:
     assert message in error.value.reason
 
 
+@pytest.mark.parametrize("params", [5, 0, {"beam_width": 2}, SamplingParams(), BeamSearchParams])
+def test_what_are_no_beam_search_params(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="params must be BeamSearchParams, got"):
+        llm.beam_search("x", params)
+
+
 def test_embeddings_of_what_is_no_text(folder: Path) -> None:
     with LLM(folder, device="cpu", load_format="dummy", pooling="last", threads=1) as llm:
         for texts in (None, 5, [5], [None], {"a": 1}, {1: 2}, {"prompt_token_ids": 5}, {"prompt_token_ids": [1.5]}):
@@ -246,6 +252,11 @@ def test_embeddings_of_what_is_no_text(folder: Path) -> None:
                 llm.score(query, "x")  # type: ignore[arg-type]
             with pytest.raises(RequestError):
                 llm.score("x", query)  # type: ignore[arg-type]
+        for params in (5, {"dimensions": 8}, SamplingParams(), PoolingParams):
+            with pytest.raises(RequestError, match="pooling_params must be PoolingParams, got"):
+                llm.embed("x", params)  # type: ignore[arg-type]
+            with pytest.raises(RequestError, match="pooling_params must be PoolingParams, got"):
+                llm.score("x", "y", params)  # type: ignore[arg-type]
         assert llm.embed([]) == []
         assert len(llm.embed({"prompt_token_ids": np.array([1, 2])})) == 1
 
@@ -256,6 +267,10 @@ def test_recordings_that_are_none(tmp_path: Path) -> None:
         for given in wrong:
             with pytest.raises(RequestError, match="recording"):
                 llm.transcribe(given)
+        others: list[Any] = [5, {}, SamplingParams()]
+        for params in others:
+            with pytest.raises(RequestError, match="params must be TranscriptionParams, got"):
+                llm.transcribe([], params)
         assert llm.transcribe([]) == []
 
 
