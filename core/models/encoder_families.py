@@ -12,6 +12,7 @@ from ..errors import ModelError
 from ..weights.names import Stored
 from .bert_like import bert_like, bert_names, encoder_names, two_layer_head
 from .config import HFConfig, flag
+from .dense_families import FLAGS
 from .llama_like import (
     FULL,
     SLIDING,
@@ -85,14 +86,12 @@ def _electra(config: HFConfig) -> ModelSpec:
 
 
 def _eurobert(config: HFConfig) -> ModelSpec:
-    if config.boolean("attention_bias", False) or config.boolean("mlp_bias", False):
-        raise ModelError(f"{config.file} asks for biases, which no published eurobert has")
     kinds = {"bos": "cls", "mean": "mean"}
     pooling = config.text("classifier_pooling", "late")
     head = two_layer_head(config, ("dense", "classifier"), "gelu", "mean" if pooling == "mean" else "cls")
     if head is not None and pooling not in kinds:
         raise ModelError(f"{config.file} pools by {pooling!r} behind its head; served are {', '.join(kinds)}")
-    return llama_like(config, rms_norm_eps=1e-5, kind="encoder", pooler=head)
+    return llama_like(config, rms_norm_eps=1e-5, kind="encoder", pooler=head, **FLAGS)
 
 
 def _modernbert(config: HFConfig, *, itself: int = 1, **options: Any) -> ModelSpec:
@@ -224,7 +223,7 @@ def _whisper(config: HFConfig) -> ModelSpec:
     """Keys have no bias, unlike queries and values. 30 s of speech are 3000 frames and 1500 positions."""
     length = config.size("max_source_positions", 1500)
     return bart_like(
-        config.replace(max_position_embeddings=config.size("max_target_positions", 448)),
+        config.replace(max_position_embeddings=config.size("max_target_positions", 448), scale_embedding=False),
         pre_norm=True,
         final_norm=True,
         lm_head_bias=False,
@@ -313,7 +312,7 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     ),
     # Marian (Junczys-Dowmunt et al. 2018), Opus-MT's translators: BART with sinusoids and no norm of embeddings.
     "marian": recipe(
-        _marian, names=partial(bart_names, encoder_changes={"embed_tokens": "model.encoder.embed_tokens"}),
+        _marian, names=bart_names,
     ),
     # mBART and mBART-50 (Liu et al. 2020): BART with norms before its blocks and at the end.
     "mbart": recipe(

@@ -46,7 +46,10 @@ def bart_like(
         sized = config.alias(hidden_size="d_model", hidden_act="activation_function", **keys)
         return gpt_like(sized, **{**common, **own})
 
-    reader = half("encoder", **{"kind": "encoder", "shares_embedding": True, "tie_word_embeddings": False, **encoder})
+    shares = config.boolean("tie_word_embeddings")  # untied, transformers has embeddings of the encoder's own, too
+    reader = half(
+        "encoder", **{"kind": "encoder", "shares_embedding": shares, "tie_word_embeddings": False, **encoder}
+    )
     return with_cross(half("decoder", encoder=reader, lm_head_bias=lm_head_bias))
 
 
@@ -79,14 +82,14 @@ def bart_names(
             "final_norm": f"{root}layer_norm",
         }
 
-    copies = ("model.decoder.embed_tokens", "model.encoder.embed_tokens", "lm_head", "proj_out")
+    copies = ("model.shared", "model.encoder.embed_tokens", "lm_head", "proj_out")
     decoder = {
         **side("decoder"),
         **_BART_CROSS,
         "cross.o_proj": "encoder_attn.out_proj",
         "cross_norm": "encoder_attn_layer_norm",
         "cross_post_norm": "encoder_attn_layer_norm",
-        "embed_tokens": Stored(name="model.shared", copies=copies),
+        "embed_tokens": Stored(name="model.decoder.embed_tokens", copies=copies),
         "lm_head": Stored(name="lm_head", copies=("proj_out", "model.shared")),
         **(changes or {}),
     }
@@ -94,7 +97,11 @@ def bart_names(
     own = {name: stored for name, stored in (tensors or {}).items() if not name.startswith("cross.")}
     return seq2seq_names(
         name_table(decoder, tensors=decoder_tensors, layer="model.decoder.layers.{i}."),
-        name_table({**side("encoder"), **(encoder_changes or {})}, tensors=own, layer="model.encoder.layers.{i}."),
+        name_table(
+            {**side("encoder"), "embed_tokens": "model.encoder.embed_tokens", **(encoder_changes or {})},
+            tensors=own,
+            layer="model.encoder.layers.{i}.",
+        ),
         ignore=(r"embed_positions\.weights?$", r"^(model\.)?final_logits_bias$"),
     )
 
@@ -117,7 +124,7 @@ def t5_like(config: HFConfig, *, bias_by_layer: bool = False, scales_output: boo
     if config.size("relative_attention_max_distance") != 128:
         raise ModelError(f"relative_attention_max_distance in {config.file} must be 128")
     gate, _, name = config.text("feed_forward_proj").rpartition("-")
-    name = "gelu_new" if (gate, name) == ("gated", "gelu") else name
+    name = config.text("dense_act_fn", "gelu_new" if (gate, name) == ("gated", "gelu") else name)
     if gate not in ("", "gated") or name not in ACTIVATIONS:
         raise ModelError(f"feed_forward_proj in {config.file} is {config['feed_forward_proj']!r}, which is not known")
     config = config.replace(
@@ -132,7 +139,7 @@ def t5_like(config: HFConfig, *, bias_by_layer: bool = False, scales_output: boo
             config.alias(num_hidden_layers=num_layers),
             has_rope="none",
             attn={"scale": 1.0},
-            mlp={"gated": gate == "gated"},
+            mlp={"gated": config.boolean("is_gated_act", gate == "gated")},
             max_position_embeddings=RELATIVE_LENGTH,
             num_relative_buckets=config.size("relative_attention_num_buckets"),
             relative_bias_by_layer=bias_by_layer,

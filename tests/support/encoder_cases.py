@@ -53,6 +53,7 @@ CASES = (
     ),
     Case("nomic_bert", "nomic_bert", {"head_dim": None}, has_types=True),
     Case("eurobert", "eurobert", {"num_key_value_heads": 2, "classifier_pooling": "mean"}),
+    Case("eurobert_biases", "eurobert", {"attention_bias": True, "mlp_bias": True, "classifier_pooling": "mean"}),
     Case(
         "gemma3_text",
         "gemma3_text",

@@ -54,7 +54,13 @@ SEQ2SEQ_CASES = (
     Seq2SeqCase("pegasus", "pegasus", {"scale_embedding": True, "activation_function": "relu"}),
     Seq2SeqCase("m2m_100", "m2m_100", {"pad_token_id": 1, "bos_token_id": 0}),
     Seq2SeqCase("blenderbot", "blenderbot", {}),
+    *(
+        Seq2SeqCase(f"{name}_untied", name, {"tie_word_embeddings": False})
+        for name in ("bart", "plbart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot")
+    ),
+    Seq2SeqCase("umt5_stated", "umt5", {"dense_act_fn": "relu", "is_gated_act": False}),
     Seq2SeqCase("whisper", "whisper", {}),
+    Seq2SeqCase("whisper_scaled", "whisper", {"scale_embedding": True}),
 )
 
 
