@@ -128,7 +128,7 @@ class Prompts:
                 code="context_length_exceeded",
             )
 
-    async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+    async def render(self, messages: Sequence[dict[str, Any]], /, **options: Any) -> str:
         """The prompt that the template makes of a conversation. Raises RequestError."""
         template = self._template
         if template is None:

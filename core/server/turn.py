@@ -141,10 +141,14 @@ def _template_options(body: ChatRequest) -> dict[str, Any]:
         if body.reasoning_effort == "none":
             options["enable_thinking"] = False  # what most templates of models that think call it
     options.update(body.chat_template_kwargs or {})
+    for name in ("template", "image_placeholder"):
+        if name in options:
+            raise RequestError(f"chat_template_kwargs: {name} is nothing that a request may set")
     for name in ("messages", "tools", "documents"):
         options.pop(name, None)
-    options["continue_final_message"] = bool(body.continue_final_message)
-    options["add_generation_prompt"] = body.add_generation_prompt
+    for name in ("continue_final_message", "add_generation_prompt"):
+        if (given := getattr(body, name)) is not None and not (given is False and name in options):
+            options[name] = given
     if body.tools and body.tool_choice != "none":
         options["tools"] = body.tools
     if body.documents:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -245,3 +246,22 @@ def test_log_probabilities_by_token_id(server: LiveServer) -> None:
     for entry, other in zip(content, plain["logprobs"]["content"], strict=True):
         assert entry["bytes"] == other["bytes"]
         assert entry["token"] in [top["token"] for top in entry["top_logprobs"]]
+
+
+def test_names_of_template_variables(server: LiveServer) -> None:
+    """Whatever a variable of the template is called, it is no argument of ours; what the body says itself counts."""
+
+    def prompt(status: int = 200, **fields: Any) -> Any:
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "return_token_ids": True, **fields}
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json().get("prompt_token_ids")
+
+    plain, bare = prompt(), prompt(add_generation_prompt=False)
+    assert len(bare) < len(plain)
+    assert prompt(chat_template_kwargs={"self": 1, "messages": [], "tools": 5, "chat": 1, "kwargs": 2}) == plain
+    assert prompt(chat_template_kwargs={"add_generation_prompt": False}) == bare
+    assert prompt(chat_template_kwargs={"add_generation_prompt": False}, add_generation_prompt=True) == plain
+    for name in ("template", "image_placeholder"):
+        prompt(400, chat_template_kwargs={name: "x"})
+    prompt(400, chat_template_kwargs={"add_generation_prompt": 5})
