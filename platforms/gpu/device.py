@@ -70,6 +70,7 @@ class GpuPlatform(Platform):
                 remedies=[vendor.fix, "headrace devices"],
             )
         module.set_device(index)
+        sum_in_float32()
         free, total = device_memory(module, index)
         info = DeviceInfo(
             id=f"{vendor.name}:{','.join(ids) or index}",
@@ -147,6 +148,16 @@ class GpuDevice(TorchDevice):
         """The architecture, the tuning of the kernels and how they run."""
         ranks = {"ranks": f"{self.tp_size} by {self.collectives}"} if self.ranks else {}
         return {"arch": self.info.arch, **self._about, **ranks}
+
+
+def sum_in_float32() -> None:
+    """Have torch multiply float32 as such and add the parts of a product in float32, whatever its defaults are here:
+    vendors' container images turn on TF32, and sums over parts of 16-bit products are 16-bit by default."""
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def device_memory(module: Any, device: Any) -> tuple[int, int]:

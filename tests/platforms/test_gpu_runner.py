@@ -230,6 +230,28 @@ def test_a_gpu_is_made_current_by_its_index(monkeypatch: pytest.MonkeyPatch) -> 
     assert chosen == ["cuda:3"]
 
 
+def test_an_opened_gpu_multiplies_at_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image with TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 would compute float32 with 10 bits, and parts of a product of
+    bfloat16 are added in bfloat16 by default."""
+    calls: dict[str, Any] = dict(is_available=True, device_count=1, set_device=None, mem_get_info=(1, 2))
+    calls |= dict(get_device_name="a GPU", get_device_capability=(9, 0))
+    for name, result in calls.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *args, result=result: result)
+    monkeypatch.setattr("headrace.platforms.gpu.device.GpuDevice", lambda *args, **options: "opened")
+    matmul = torch.backends.cuda.matmul
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before = torch.get_float32_matmul_precision(), [getattr(matmul, name) for name in names]
+    try:
+        torch.set_float32_matmul_precision("high")
+        opened: Any = CudaPlatform().open(["0"], EngineConfig())
+        assert opened == "opened" and torch.get_float32_matmul_precision() == "highest"
+        assert not any(getattr(matmul, name) for name in names)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        for name, value in zip(names, before[1], strict=True):
+            setattr(matmul, name, value)
+
+
 def test_memory_of_a_gpu_whose_driver_does_not_tell_what_is_free() -> None:
     class Silent:
         """torch.xpu of an Arc without Level Zero's Sysman."""
