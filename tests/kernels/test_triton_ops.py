@@ -1,4 +1,5 @@
 """Triton kernels under Triton's interpreter against the definitions, with ragged, odd and empty shapes."""
+# pyright: reportMissingImports=false
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
