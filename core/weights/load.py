@@ -308,7 +308,7 @@ class _Resolver:
                 beyond = (_Piece(info, stored, repeats=num_beyond),) if num_beyond > 0 else ()
                 return (_Piece(info, stored, share=share), *beyond)
             case ():
-                names = (found.stored.name, *found.stored.also)
+                names = (found.stored.name, *found.stored.also, *found.stored.copies[:1])
                 self.problems.missing.append(_Problem(self.place, names[0], " or ".join(names)))
             case infos:
                 self.add_duplicate(found.canonical, infos)
