@@ -123,7 +123,12 @@ def select_ops(
     and may not decline, and with - before them of those that are left out. Raises PluginError if a provider names an
     unknown op, ConfigError for a wish that names none, Unsupported if a wished one declines.
     """
-    ranked, insisted = _ranked(list(providers), [wish.strip() for wish in wishes.split(",") if wish.strip()])
+    found = list(providers)
+    insisted, left_out = read_wishes(wishes, [provider.name for provider in found])
+    ranked = sorted(
+        (provider for provider in found if provider.name not in left_out),
+        key=lambda provider: (provider.name not in insisted, -provider.priority),
+    )
     for provider in ranked:
         for name in provider.ops:
             if name not in op_names():
@@ -147,19 +152,24 @@ def select_ops(
     return OpTable(overrides), tuple(report[op] for op in op_names())
 
 
-def _ranked(providers: list[OpProvider], wishes: Sequence[str]) -> tuple[list[OpProvider], set[str]]:
-    """Providers by rank without those that are left out, and the names of those that are insisted on."""
-    known = [provider.name for provider in providers]
-    for wish in wishes:
+def read_wishes(wishes: str, known: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Of the option op_providers: the names that are insisted on, and those that are left out.
+
+    known: what is offered. Raises ConfigError for a name that is not, or that is both.
+    """
+    names = [wish.strip() for wish in wishes.split(",") if wish.strip()]
+    for wish in names:
         if wish.removeprefix("-") not in known:
             raise ConfigError(
                 f"op_providers names {wish.removeprefix('-')!r}, which is not offered for this device"
                 f"{did_you_mean(wish.removeprefix('-'), known)}; offered are {', '.join(known) or 'none'}",
                 remedies=["headrace doctor --ops"],
             )
-    insisted = {wish for wish in wishes if not wish.startswith("-")}
-    kept = [provider for provider in providers if f"-{provider.name}" not in wishes]
-    return sorted(kept, key=lambda provider: (provider.name not in insisted, -provider.priority)), insisted
+    insisted = frozenset(wish for wish in names if not wish.startswith("-"))
+    left_out = frozenset(wish.removeprefix("-") for wish in names if wish.startswith("-"))
+    if both := insisted & left_out:
+        raise ConfigError(f"op_providers insists on {', '.join(sorted(both))}, and leaves it out")
+    return insisted, left_out
 
 
 def _units() -> list[tuple[str, ...]]:

@@ -20,6 +20,8 @@ from .detect import cpu_info, has_native_bfloat16, has_native_kernels, usable_th
 from .memory import host_memory, memory_limit
 
 logger = logging.getLogger(__name__)
+NATIVE = "native"
+"""Our kernels, as the option op_providers calls them."""
 STEP_TOKENS = 512
 """Products are as fast as with more (docs/performance.md), and streams beside a long prompt wait less."""
 MAX_THREADS = 1024
@@ -67,23 +69,35 @@ class NativeDevice(Device):
         return [replace(gap, remedy=extra_remedy("torch")) for gap in super().check(needs)]
 
     def runner(self, config: RunnerConfig) -> Runner:
-        """A runner over a native program. Raises Unsupported if there can be none and torch is missing."""
+        """A runner over a native program, or over torch where there can be none or the option op_providers wants it.
+        Raises Unsupported if torch is missing then."""
+        from headrace.core.ops.table import read_wishes
+
         from .native.runner import NativeRunner
         from .native.values import UntraceableOp
 
-        try:
-            return NativeRunner(config)
-        except UntraceableOp as error:
-            if find_spec("torch") is None:
-                raise Unsupported(
-                    f"this model has no native program: {error}", remedies=["pip install 'headrace[torch]'"]
-                ) from error
-            logger.warning("no native program, running in torch, which is slow reason=%r", str(error))
+        others = [provider.name for provider in self.extra_providers]
+        insisted, left_out = read_wishes(config.engine.device.op_providers, [NATIVE, *others])
+        wanted = insisted - {NATIVE} or {f"-{name}" for name in left_out & {NATIVE}}
+        reason: Exception | str = f"op_providers={','.join(sorted(wanted))}"
+        if not wanted:
+            try:
+                return NativeRunner(config)
+            except UntraceableOp as error:
+                if NATIVE in insisted:
+                    raise Unsupported(f"op provider {NATIVE} cannot serve this model: {error}") from error
+                reason = error
+        if find_spec("torch") is None:
+            remedy = "pip install 'headrace[torch]'"
+            raise Unsupported(f"this model has no native program: {reason}", remedies=[remedy])
+        logger.warning("no native program, running in torch, which is slow reason=%r", str(reason))
         from .host import HostDevice
 
         host = HostDevice(info=self.info, dtypes=self.caps.dtypes, threads=self.threads)
         host.extra_providers = self.extra_providers
-        return host.runner(config)
+        kept = [*insisted - {NATIVE}, *(f"-{name}" for name in left_out - {NATIVE})]
+        device = replace(config.engine.device, op_providers=",".join(kept))
+        return host.runner(replace(config, engine=replace(config.engine, device=device)))
 
     def memory(self) -> Memory:
         """The machine's memory within the cgroup's limit."""

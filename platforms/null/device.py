@@ -57,9 +57,12 @@ class NullDevice(Device):
         )
 
     def runner(self, config: RunnerConfig) -> Runner:
-        """A NullRunner."""
+        """A NullRunner. Raises ConfigError if the option op_providers names anything."""
+        from headrace.core.ops.table import read_wishes
+
         from .runner import NullRunner
 
+        read_wishes(config.engine.device.op_providers, ())
         return NullRunner(config, self)
 
     def memory(self) -> Memory:

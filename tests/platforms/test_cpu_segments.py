@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace import LLM, SamplingParams
-from headrace.core.errors import Unsupported, WeightError
+from headrace.core.errors import ConfigError, Unsupported, WeightError
 from headrace.core.weights.safetensors import SafetensorsSource
 from headrace.platforms.cpu.native.tracer import Tracer
 from tiny_checkpoints import save_golden_case, save_tiny
@@ -52,6 +52,27 @@ def test_without_torch_the_error_names_the_op(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(Unsupported, match="op route_experts has no native form, and torch") as info:
         LLM(str(tmp_path / "model"), device="cpu", **OPTIONS)
     assert info.value.remedies == ("pip install 'headrace[torch]'",)
+
+
+@pytest.mark.parametrize("wishes", ["-native", "torch-sdpa", "torch-sdpa, -native"])
+def test_torch_where_op_providers_ask_for_it(tmp_path: Path, wishes: str, caplog: pytest.LogCaptureFixture) -> None:
+    save_tiny(tmp_path / "model", "llama")
+    expected = _logprobs(tmp_path / "model", "reference")
+    assert np.abs(_logprobs(tmp_path / "model", "cpu", op_providers=wishes) - expected).max() < 2e-4
+    assert f"op_providers={wishes.replace(', -native', '')}" in caplog.text
+    caplog.clear()
+    _logprobs(tmp_path / "model", "cpu", op_providers="native, -torch-sdpa")
+    assert "no native program" not in caplog.text
+
+
+@pytest.mark.parametrize("device", ["cpu", "null", "reference"])
+@pytest.mark.parametrize(
+    ("wishes", "message"), [("nativ", "names 'nativ', which is not"), ("torch-sdpa,-torch-sdpa", "torch-sdpa")]
+)
+def test_op_providers_that_are_none(tmp_path: Path, device: str, wishes: str, message: str) -> None:
+    save_tiny(tmp_path / "model", "llama")
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(tmp_path / "model"), device=device, op_providers=wishes, **OPTIONS)
 
 
 def test_a_failing_call_ends_the_step_and_leaves_the_program_usable() -> None:
