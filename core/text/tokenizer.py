@@ -1,5 +1,6 @@
 """Text to token ids and back: a thin layer over the tokenizers library, and the reading of a tokenizer's folder."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,8 @@ from .decoding import Decoding, piece_bytes, read_decoding
 
 if TYPE_CHECKING:
     import tokenizers
+
+_logger = logging.getLogger(__name__)
 
 SLOW_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "tekken.json")
 """Files of tokenizers that exist only in their original form and must be converted."""
@@ -183,6 +186,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     and tokenizer_config.json, special_tokens_map.json, chat_template.jinja and chat_templates/*.jinja. As in
     transformers, what is put around a text is tokenizer.json's matter, and the config's add_bos_token is heard only
     where there is none.
+    A special token that the vocabulary lacks counts for nothing, and the log says so.
     Raises ModelError if there is no tokenizer or a file is damaged.
     """
     config = read_json(path / "tokenizer_config.json")
@@ -196,6 +200,11 @@ def load_tokenizer(path: Path) -> Tokenizer:
         backend = _convert_slow(path)
     special = {**known, **_special_tokens({**read_json(path / "special_tokens_map.json"), **config})}
     _add_config_tokens(backend, config, special)
+    lacking = {name: token for name, token in special.items() if token and backend.token_to_id(token) is None}
+    if lacking:
+        names = ", ".join(f"{name} {token!r:.60}" for name, token in lacking.items())
+        effect = "; texts do not end at it" if "eos_token" in lacking else ""
+        _logger.warning("the vocabulary in %s has no such token: %s%s", path, names, effect)
     templates = _read_templates(path, config)
     return Tokenizer(backend, TokenizerInfo(special_tokens=special, chat_templates=templates))
 
@@ -306,6 +315,12 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         text = value.get("content") if isinstance(value, Mapping) else value
         if isinstance(text, str):
             special[name] = text
+        elif value is not None:
+            raise ModelError(
+                f"{name} in tokenizer_config.json or special_tokens_map.json must be text, or an object whose "
+                f"content is text, got {value!r:.100}",
+                remedies=("correct the file", "download it again"),
+            )
     return special
 
 

@@ -66,6 +66,27 @@ def test_tokens_that_only_the_config_knows(folder: Path) -> None:
     assert tokenizer.special_ids == {0, 1, 2, 480, tokenizer.unk_token_id}
 
 
+def test_special_tokens_that_the_vocabulary_lacks_are_told_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_tokenizer(folder)
+    assert not caplog.records
+    config = {**CONFIG, "eos_token": {"content": "<end>"}, "pad_token": "<pad>", "unk_token": None, "sep_token": ""}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(folder).end_token_ids == ()
+    (line,) = caplog.messages
+    assert "no such token: eos_token '<end>', pad_token '<pad>'; texts do not end at it" in line
+
+
+@pytest.mark.parametrize("token", [5, True, ["<|im_end|>"], {"content": 5}, {"text": "<|im_end|>"}])
+def test_special_tokens_that_are_no_text_are_refused_as_transformers_refuses_them(folder: Path, token: Any) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "eos_token": token}))
+    with pytest.raises(TypeError, match="Special token eos_token has to be"):
+        PreTrainedTokenizerFast.from_pretrained(str(folder))
+    with pytest.raises(ModelError, match=r"eos_token in tokenizer_config.json .* must be text, or an object"):
+        load_tokenizer(folder)
+
+
 def test_chat_templates_of_a_folder(folder: Path) -> None:
     stated = [{"name": "default", "template": "A"}, {"name": "tool_use", "template": "B"}]
     (folder / "tokenizer_config.json").write_text(json.dumps({**CONFIG, "chat_template": stated}))
