@@ -7,7 +7,7 @@ import click
 
 from ..errors import ConfigError
 from ..json_text import parse_json
-from .options import engine_config, engine_options, json_option
+from .options import engine_config, engine_options, engine_options_without, json_option, refuse_with_url
 from .output import check_writable, print_json, print_table, saved
 
 
@@ -32,7 +32,7 @@ def command() -> None:
     type=click.FloatRange(0),
     help="Seconds before each run, in which the device gets memory ready as between a server's requests.",
 )
-@engine_options
+@engine_options_without("chat_template")
 @json_option
 def offline(
     model: str | None,
@@ -111,6 +111,8 @@ def serve(model: str | None, flags: dict[str, Any], as_json: bool, **arguments: 
     another round's prefixes.
     """
     config = engine_config(flags, model=model)
+    if arguments["url"]:
+        refuse_with_url(flags, "model", "seed")
 
     from .bench_plot import draw_serve
     from .bench_serve_run import Options, run
@@ -209,7 +211,7 @@ def _show_startup(result: dict[str, Any], runs: int) -> None:
 @click.option("--min-time", default=0.1, show_default=True, type=click.FloatRange(0), help="Seconds for each call.")
 @click.option("--output", metavar="FILE", help="Write the JSON object here as well.")
 @click.option("--png", metavar="FILE", help="Draw a roofline (needs the extra `bench`).")
-@engine_options
+@engine_options_without("chat_template", "prefix_caching", "speculative", "seed")
 @json_option
 def ops(
     model: str | None,

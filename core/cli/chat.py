@@ -11,7 +11,7 @@ import click
 from ..errors import RequestError
 from .complete import check_sampling, with_images, write_stream
 from .exits import noted_interrupt
-from .options import engine_config, engine_options, sampling_options
+from .options import engine_config, engine_options, refuse_with_url, sampling_options
 from .start import start_llm
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ def command(
     """
     config = engine_config(flags, model=model)
     check_sampling(sampling)
-    if url is not None and images:
-        raise click.UsageError("--image is for a model in this process, not for --url")
     if url is not None:
+        refuse_with_url(flags)
+        if images:
+            raise click.UsageError("--image is for a model that is loaded here, not for --url")
         from .remote import RemoteChat
 
         remote = RemoteChat(url, model=model or "", api_key=api_key or "")

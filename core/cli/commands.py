@@ -11,7 +11,7 @@ COMMANDS: dict[str, str] = {
     "chat": "Chat with a model in the terminal.",
     "embed": "Print the embeddings of texts.",
     "transcribe": "Print the text of recordings, by a Whisper model.",
-    "serve": "Serve a model over HTTP, with OpenAI's API.",
+    "serve": "Serve a model over HTTP, with the APIs of OpenAI and Anthropic.",
     "run-batch": "Answer a file of requests in OpenAI's batch format.",
     "plan": "Show what a model needs and whether it fits; loads nothing.",
     "devices": "List platforms and devices, and why some cannot be used.",

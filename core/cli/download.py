@@ -4,13 +4,13 @@ from typing import Any
 
 import click
 
-from .options import engine_config, engine_options, json_option
+from .options import engine_config, engine_options_without, json_option
 from .output import print_json
 
 
 @click.command()
 @click.argument("model", default=None, required=False)
-@engine_options
+@engine_options_without("dtype", "quantize", "max_model_len", "chat_template", "device", "kv", "scheduler")
 @json_option
 def command(model: str | None, flags: dict[str, Any], as_json: bool) -> None:
     """Fetch a model into the cache, and print where it is.

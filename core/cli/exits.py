@@ -155,7 +155,7 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _no_such_option(error: BaseException, arguments: Sequence[str]) -> str:
-    """What to say of an option that other engines have; "" for other errors."""
+    """What to say of an option that other engines or other commands have; "" for other errors."""
     import click
 
     from ..config import all_options
@@ -173,6 +173,9 @@ def _no_such_option(error: BaseException, arguments: Sequence[str]) -> str:
     # Of letters behind one dash click names the first alone.
     typed = next((each for each in arguments if each.startswith(name)), name)
     hint = other_name(typed, spell) or other_name(name, spell)
+    option = name.lstrip("-").removeprefix("no-").replace("-", "_")
+    if error.ctx is not None and option in all_options() and all_options()[option][1].metadata["cli"]:
+        hint = f"; it means nothing to `{error.ctx.command_path}`"
     return f"no such option {typed.partition('=')[0]!r}{hint}" if hint else ""
 
 

@@ -7,7 +7,7 @@ import click
 
 from ..errors import HeadraceError, PlatformError
 from ..units import format_bytes
-from .options import engine_config, engine_options, json_option
+from .options import engine_config, engine_options_without, json_option
 from .output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@engine_options
+@engine_options_without("revision", "chat_template", "prefix_caching", "seed")
 @json_option
 def command(flags: dict[str, Any], as_json: bool) -> None:
     """List the models in the caches, with size and fit."""

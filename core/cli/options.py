@@ -1,6 +1,6 @@
 """Command-line options: the engine's, made from the config fields, and the few that commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -20,16 +20,25 @@ def engine_options(function: Function) -> Function:
 
     `engine_config(flags, model=...)` makes the configuration of it.
     """
-    return _config_options(function, lambda group: group != "server")
+    return engine_options_without()(function)
+
+
+def engine_options_without(*unused: str) -> Callable[[Function], Function]:
+    """The same for a command to which some of them mean nothing: their names, or groups of `EngineConfig`."""
+    return lambda function: _config_options(function, ("server", *unused))
 
 
 def server_options(function: Function) -> Function:
     """Add the options of engine and server, as `engine_options` does."""
-    return _config_options(function, lambda group: True)
+    return _config_options(function, ())
 
 
-def _config_options(function: Function, is_wanted: Callable[[str], bool]) -> Function:
-    names = [name for name, (group, field) in all_options().items() if field.metadata["cli"] and is_wanted(group)]
+def _config_options(function: Function, unused: Sequence[str]) -> Function:
+    names = [
+        name
+        for name, (group, field) in all_options().items()
+        if field.metadata["cli"] and not {name, group} & {*unused}
+    ]
 
     @wraps(function)
     def wrapper(**arguments: Any) -> Any:
@@ -64,6 +73,14 @@ def engine_config(flags: dict[str, Any], *, model: str | None = None) -> EngineC
     config = resolve_options({**options, "model": model}, config_file=flags["config"])
     configure_logging(config.log)
     return config
+
+
+def refuse_with_url(flags: dict[str, Any], *used: str) -> None:
+    """Raise UsageError for an option of the engine that was typed beside --url, where no engine is ours. used: names,
+    or groups of `EngineConfig`, that have a meaning all the same."""
+    for name, value in flags.items():
+        if name != "config" and value is not None and not {name, all_options()[name][0]} & {"log", *used}:
+            raise click.UsageError(f"{flag_of(name)} is for a model that is loaded here, not for --url")
 
 
 def sampling_options(function: Function) -> Function:

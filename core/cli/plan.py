@@ -7,7 +7,7 @@ import click
 
 from ..errors import CapacityError
 from ..units import format_bytes, parse_bytes
-from .options import engine_config, engine_options, json_option
+from .options import engine_config, engine_options_without, json_option
 from .output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("model", default=None, required=False)
 @click.option("--memory", metavar="SIZE", help="Plan for this much free memory instead of a device that is here.")
 @click.option("--bandwidth", metavar="SIZE", help="Memory bandwidth per second, such as 25GB: predicts decode speed.")
-@engine_options
+@engine_options_without("chat_template", "prefix_caching", "seed")
 @json_option
 def command(
     model: str | None, memory: str | None, bandwidth: str | None, flags: dict[str, Any], as_json: bool

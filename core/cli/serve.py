@@ -1,4 +1,4 @@
-"""`headrace serve`: a model behind OpenAI's API."""
+"""`headrace serve`: a model behind the APIs of OpenAI and Anthropic."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .options import engine_config, server_options
 @server_options
 @click.pass_context
 def command(context: click.Context, model: str | None, flags: dict[str, Any]) -> None:
-    """Serve a model over HTTP, with OpenAI's API.
+    """Serve a model over HTTP, with the APIs of OpenAI and Anthropic.
 
     Listens on 127.0.0.1:8000 unless told otherwise. SIGTERM or Ctrl-C lets running requests finish first.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .options import engine_config, engine_options, json_option
+from .options import engine_config, engine_options_without, json_option
 from .output import print_json
 from .start import start_llm
 
@@ -17,7 +17,7 @@ from .start import start_llm
 @click.option("--translate", is_flag=True, help="Into English.")
 @click.option("--prompt", default="", help="Text that might have come before: names and spellings.")
 @click.option("--format", "form", type=click.Choice(["text", "srt", "vtt"]), default="text", show_default=True)
-@engine_options
+@engine_options_without("chat_template", "speculative")
 @json_option
 def command(
     model: str,

@@ -110,6 +110,38 @@ def restore_handlers() -> Iterator[None]:
     exits._Interrupt.code = 0
 
 
+@pytest.mark.parametrize(
+    ("typed", "reason"),
+    [
+        ("embed --seed 1 MODEL x", "no such option '--seed'; it means nothing to `headrace embed`"),
+        ("transcribe --speculative=ngram MODEL x", "no such option '--speculative'; it means nothing to"),
+        ("download --no-prefix-caching", "no such option '--no-prefix-caching'; it means nothing to"),
+        ("complete --port 8 x", "no such option '--port'; it means nothing to `headrace complete`"),
+        ("bench ops --chat-template F", "no such option '--chat-template'; it means nothing to `headrace bench ops`"),
+        ("chat --url http://127.0.0.1:1 --device cpu", "--device is for a model that is loaded here, not for --url"),
+        ("bench serve --url http://127.0.0.1:1 --kv-memory 1GiB", "--kv-memory is for a model that is loaded here"),
+    ],
+)
+def test_options_that_mean_nothing_to_a_command(typed: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exits.run(typed.split()) == 2
+    assert f"error: {reason}" in capsys.readouterr().err
+
+
+def test_help_lists_what_means_something(capsys: pytest.CaptureFixture[str]) -> None:
+    absent = {
+        "embed": ("--seed", "--speculative", "--chat-template"),
+        "download": ("--device", "--kv-memory", "--seed", "--dtype"),
+        "transcribe": ("--speculative", "--chat-template"),
+        "plan": ("--seed", "--chat-template"),
+        "run-batch": (),
+    }
+    for command, options in absent.items():
+        assert exits.run([command, "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert "--offline" in shown
+        assert not [option for option in options if option in shown]
+
+
 @pytest.fixture
 def command_that_does(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], int]:
     def run(body: Callable[[], object]) -> int:
