@@ -12,6 +12,7 @@ from ..errors import RequestError
 from .complete import check_sampling, with_images, write_stream
 from .exits import noted_interrupt
 from .options import engine_config, engine_options, refuse_with_url, sampling_options
+from .output import visible, write_text
 from .start import start_llm
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def command(
         from .remote import RemoteChat
 
         remote = RemoteChat(url, model=model or "", api_key=api_key or "")
-        click.echo(f"chatting with {remote.model}", err=True)
+        click.echo(f"chatting with {visible(remote.model)}", err=True)
         _converse(lambda messages: _answer_remote(remote, messages, sampling), system)
         return
 
@@ -119,8 +120,7 @@ def _answer_remote(remote: "RemoteChat", messages: list[dict[str, Any]], samplin
         with stopped_by_interrupt():
             for piece in remote.stream(messages, sampling):
                 text += piece
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+                write_text(piece)
     except Stopped:
         click.echo("\n(stopped)", err=True)
     except RequestError as error:

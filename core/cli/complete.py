@@ -11,7 +11,7 @@ import click
 
 from ..errors import RequestError
 from .options import engine_config, engine_options, json_option, sampling_options
-from .output import print_json
+from .output import print_json, write_text
 from .start import start_llm
 
 if TYPE_CHECKING:
@@ -115,12 +115,10 @@ def write_stream(outputs: Iterable["RequestOutput"]) -> "RequestOutput":
     try:
         for last in outputs:
             written, text = len(text), last.outputs[0].text
-            sys.stdout.write(text[written:])
-            sys.stdout.flush()
+            write_text(text[written:])
     finally:
         if text and not text.endswith("\n"):
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            write_text("\n")
     assert last is not None, "a request ends with at least one output"
     return last
 

@@ -12,6 +12,20 @@ from typing import Any
 
 from ..errors import CapacityError, ConfigError
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_CONTROLS[ord("\r")] = ""
+
+
+def visible(text: str) -> str:
+    """Text from elsewhere without what a terminal would obey: escape sequences are spelled out."""
+    return text.translate(_CONTROLS)
+
+
+def write_text(text: str) -> None:
+    """Write a piece of a model's text to stdout now: as it is, or `visible` on a terminal."""
+    sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
 
 def print_json(value: Any) -> None:
     """One JSON value, indented. Plain ASCII if stdout can take nothing else."""

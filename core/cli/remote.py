@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import HeadraceError, ModelNotFound, RequestError
 from ..json_text import parse_json
 from .address import parse_address
+from .output import visible
 
 _TIMEOUT_S = 600.0
 
@@ -132,5 +133,5 @@ def _message(answer: Any) -> str:
 
 def _one_line(value: object) -> str:
     """For a message: a page of HTML, say, without its line breaks and its end."""
-    text = " ".join(str(value).split())
+    text = visible(" ".join(str(value).split()))
     return text if len(text) <= 300 else f"{text[:300]}..."

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from .options import engine_config, engine_options_without, json_option
-from .output import print_json
+from .output import print_json, write_text
 from .start import start_llm
 
 
@@ -49,4 +49,4 @@ def command(
             print_json({"model": llm.built.model.name, "transcriptions": entries})
             return
         for one in results:
-            click.echo(one.text if form == "text" else subtitles(one, form), nl=form == "text")
+            write_text(f"{one.text}\n" if form == "text" else subtitles(one, form))

@@ -215,6 +215,23 @@ def test_interrupt_stops_the_answer_and_not_the_chat(
     assert "(stopped)" in shown.err
 
 
+@pytest.mark.parametrize("arguments", [["chat"], ["complete", "Who?"]])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_escape_sequences_of_a_model_reach_no_terminal(
+    arguments: list[str],
+    is_terminal: bool,
+    fake: FakeLLM,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake.words = ("\x1b]0;title", "\x07\x1b[2Jgr\u00fcn \u4f60\U0001f600\t", "\x9b31m\x7f\r\nend")
+    _stdin(monkeypatch, b"one\n")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    assert exits.run(arguments) == 0
+    spelled = "\\x1b]0;title\\x07\\x1b[2Jgr\u00fcn \u4f60\U0001f600\t\\x9b31m\\x7f\nend\n"
+    assert capsys.readouterr().out == (spelled if is_terminal else "".join(fake.words) + "\n")
+
+
 def test_a_refused_question_is_forgotten(
     fake: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
