@@ -20,17 +20,13 @@ def bert_names(
     prefix: str,
     *,
     layer: str = "encoder.layer.{i}.",
-    skip_positions: int = 0,
     renames: tuple[tuple[str, str], ...] = (),
 ) -> NameTable:
-    """The names of BERT and its descendants under `prefix` ("bert."), in every spelling that they have.
-
-    skip_positions: rows of the position embedding that stand before that of position 0.
-    """
+    """The names of BERT and its descendants under `prefix` ("bert."), in every spelling that they have."""
     at, qkv = f"{prefix}embeddings.", (("q", "query"), ("k", "key"), ("v", "value"))
     modules: Mapping[str, str | Stored] = {
         "embed_tokens": f"{at}word_embeddings", "embed_token_types": f"{at}token_type_embeddings",
-        "embed_positions": Stored(name=f"{at}position_embeddings", skip_rows=skip_positions),
+        "embed_positions": f"{at}position_embeddings",
         "embed_norm": f"{at}LayerNorm", "embed_in": f"{prefix}embeddings_project",
         "relative_bias": f"{prefix}encoder.relative_attention_bias", "attn.qkv_proj": "attn.Wqkv",
         **{
@@ -67,10 +63,11 @@ def encoder_names(
     return dataclasses.replace(table, entries={**table.entries, **tensors})
 
 
-def bert_like(config: HFConfig, *, skip_positions: int = 0, **options: Any) -> ModelSpec:
+def bert_like(config: HFConfig, *, first_position: int = 0, **options: Any) -> ModelSpec:
     """The spec of BERT with this config's sizes: a layer norm after each residual add, learned positions, biases.
 
-    Raises ModelError for a missing or impossible value.
+    first_position: as ModelSpec has it; a context has so many tokens less. Raises ModelError for a missing or
+    impossible value.
     """
     config = config.with_defaults(
         max_position_embeddings=512, type_vocab_size=2, hidden_act="gelu", layer_norm_eps=1e-12, hidden_size=768,
@@ -81,12 +78,13 @@ def bert_like(config: HFConfig, *, skip_positions: int = 0, **options: Any) -> M
     kind = config.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise ModelError(f"{config.file} has {kind!r} position embeddings; {config.model_type} knows absolute ones")
-    num_positions = config.size("max_position_embeddings") - skip_positions
+    num_positions = config.size("max_position_embeddings") - first_position
     if num_positions <= 0:
         raise ModelError(f"max_position_embeddings in {config.file} leaves no position for a token")
     common = {
         "kind": "encoder", "layer": {"pre_norm": False, "norm_after_add": True}, "final_norm": False,
         "embed_norm": True, "max_position_embeddings": num_positions, "num_learned_positions": num_positions,
+        "first_position": first_position,
         "num_token_types": config.integer("type_vocab_size"), "tie_word_embeddings": False,
     }  # fmt: skip
     return gpt_like(config, **{**common, **options})

@@ -27,8 +27,6 @@ from .recipes import Recipe, recipe
 from .seq2seq import bart_like, bart_names, t5_like, t5_names
 from .spec import ConvolutionSpec, DenseSpec, ModelSpec, NormSpec, PoolerSpec, Pooling
 
-_SKIPPED = 2
-"""Rows of RoBERTa's positions before that of position 0."""
 _MODERNBERT_NAMES = {
     "embed_tokens": "model.embeddings.tok_embeddings", "embed_norm": "model.embeddings.norm",
     "attn_norm": "attn_norm", "attn.o_proj": "attn.Wo", "mlp_norm": "mlp_norm", "mlp.gate_up_proj": "mlp.Wi",
@@ -168,7 +166,7 @@ def _mpnet(config: HFConfig) -> ModelSpec:
         raise ModelError(f"relative_attention_num_buckets in {config.file} must be 32")
     head = two_layer_head(config, ("dense", "out_proj"), "tanh")
     config = config.replace(type_vocab_size=0)
-    return bert_like(config, skip_positions=_SKIPPED, pooler=head, num_relative_buckets=32)
+    return bert_like(config, first_position=2, pooler=head, num_relative_buckets=32)
 
 
 def _nomic_bert(config: HFConfig) -> ModelSpec:
@@ -195,10 +193,8 @@ def _nomic_bert(config: HFConfig) -> ModelSpec:
 
 def _roberta(config: HFConfig) -> ModelSpec:
     """Position 0 has the row pad_token_id + 1, so that there are as many positions less."""
-    if config.integer("pad_token_id") + 1 != _SKIPPED:
-        raise ModelError(f"pad_token_id in {config.file} is {config['pad_token_id']}, but positions begin behind 1")
-    head = two_layer_head(config, ("dense", "out_proj"), "tanh")
-    return bert_like(config, skip_positions=_SKIPPED, pooler=head)
+    first = config.integer("pad_token_id") + 1
+    return bert_like(config, first_position=first, pooler=two_layer_head(config, ("dense", "out_proj"), "tanh"))
 
 
 def _m2m(config: HFConfig, **options: Any) -> ModelSpec:
@@ -283,7 +279,7 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     # MPNet (Song et al. 2020): RoBERTa's positions, no token types, and a bias of attention by distance.
     "mpnet": recipe(
         _mpnet, defaults=dict(vocab_size=30527, hidden_size=768, relative_attention_num_buckets=32),
-        names=partial(bert_names, "mpnet.", skip_positions=_SKIPPED),
+        names=partial(bert_names, "mpnet."),
     ),
     # Nomic BERT (Nussbaum et al. 2024): BERT with rope and a gated feed-forward block, without biases there.
     "nomic_bert": recipe(
@@ -293,7 +289,7 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     # RoBERTa (Liu et al. 2019), and CamemBERT and XLM-RoBERTa: BERT whose positions begin behind padding's id.
     "roberta": recipe(
         _roberta, defaults=dict(vocab_size=50265, hidden_size=768, pad_token_id=1),
-        names=partial(bert_names, "roberta.", skip_positions=_SKIPPED),
+        names=partial(bert_names, "roberta."),
     ),
     # BART (Lewis et al. 2019): norms after each residual add, learned positions that begin in row 2. transformers no
     # longer reads the flags that once told BART's relatives apart.

@@ -178,7 +178,8 @@ def gpt_names(
 
 def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:
     """A family's table for a checkpoint of this model, which may hold keys and values of layers that read another's,
-    layers that do nothing here, and those behind the last one that predict further tokens; none is read."""
+    layers that do nothing here, those behind the last one that predict further tokens, and positions before the
+    first; none is read."""
     shared = [i for i, layer in enumerate(spec.layers) if layer.attn.kv_layer >= 0]
     idle = [i for i, layer in enumerate(spec.layers) if layer == LayerSpec()]
     further = range(spec.num_layers, spec.num_layers + spec.num_further_layers)
@@ -187,7 +188,11 @@ def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:
     unread = [(shared, r"self_attn\.([kv]_norm|[kv]_proj)\."), (idle, ""), (further, "")]
     ignore = [rf"\blayers\.({'|'.join(map(str, layers))})\.{what}" for layers, what in unread if layers]
     ignore += [rf"\.experts\.({'|'.join(map(str, behind))})\."] if behind else []  # of experts without any
-    return dataclasses.replace(names, ignore=(*names.ignore, *ignore))
+    entries = dict(names.entries)
+    positions = names.entry("embed_positions.weight")
+    if spec.first_position and not spec.sinusoids and positions is not None:
+        entries["embed_positions.weight"] = dataclasses.replace(positions, skip_rows=spec.first_position)
+    return dataclasses.replace(names, entries=entries, ignore=(*names.ignore, *ignore))
 
 
 def _canonical(name: str) -> str:

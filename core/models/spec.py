@@ -494,7 +494,7 @@ class ModelSpec:
     """the position embedding holds sines and cosines where the checkpoint has none: with the frequencies of the
     2 i-th value (Vaswani et al. 2017), or spread evenly from 1 to 1 / 10000 over each half (tensor2tensor)"""
     first_position: int = 0
-    """the row of such an embedding where position 0 stands"""
+    """the row of the position embedding where position 0 stands; those before it are not read"""
     num_extra_tokens: int = 0
     """rows of the token embedding behind the vocabulary, of tokens that are read and never written"""
     embed_size: int = 0

@@ -30,6 +30,8 @@ CASES = (
     Case("bert", "bert", has_types=True),
     Case("bert_tanh_gelu", "bert", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-5, "type_vocab_size": 1}),
     Case("roberta", "roberta", ROBERTA),
+    Case("roberta_pad_0", "roberta", {**ROBERTA, "pad_token_id": 0}),
+    Case("roberta_pad_2", "roberta", {**ROBERTA, "pad_token_id": 2}),
     Case("xlm_roberta", "xlm-roberta", ROBERTA),
     Case("camembert", "camembert", {**ROBERTA, "type_vocab_size": 2}, has_types=True),
     Case("electra", "electra", {"embedding_size": 64}, has_types=True),

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from encoder_cases import CASES, Case, load_theirs, make_checkpoint
-from headrace.core.models.config import read_config
+from headrace.core.models.config import HFConfig, read_config
 from headrace.core.models.declare import declare_params
 from headrace.core.models.heads import with_default_pooler, with_head_names
+from headrace.core.models.name_tables import checkpoint_names
 from headrace.core.models.registry import find_family, read_spec
 from headrace.core.stages import Array
 from headrace.core.weights.dequantize import to_float32
@@ -119,12 +120,19 @@ def test_nomic_tensors_as_transformers_names_them_are_read(tmp_path: Path) -> No
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("model_type", ["roberta", "camembert", "xlm-roberta"])
+def test_a_vocabulary_that_no_file_states_is_that_of_transformers(model_type: str) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    assert read_spec(HFConfig({"model_type": model_type})).vocab_size == CONFIG_MAPPING[model_type]().vocab_size
+
+
 # ---- our side -------------------------------------------------------------------------------------------------
 def load_folder(folder: Path) -> Encoder:
     """A checkpoint folder through config, family, declaration and name table."""
     config = read_config(folder)
     spec = with_default_pooler(read_spec(config), config)
-    table = with_head_names(find_family(spec.model_type).weights, spec)
+    table = with_head_names(checkpoint_names(find_family(spec.model_type).weights, spec), spec)
     params: dict[str, Array] = {}
     for loaded in CheckpointParams(declare_params(spec), open_weights(folder), table):
         if loaded.param.kind in ("linear", "embedding"):
