@@ -38,7 +38,7 @@ void Program::causal_conv(const View &out, const View &x, const States &states, 
     want_dense(out, "out");
     want_length(weight, x.cols * width, "weight");
     want_length(bias, x.cols, "bias");
-    if (width < 2 || width > 8 || weight.empty()) refuse("a short convolution is of 2 to 8 positions");
+    if (width < 1 || width > 8 || weight.empty()) refuse("a short convolution is of 1 to 8 positions");
     if (states.dtype != x.dtype) refuse("the inputs that are kept must have the dtype of x");
     std::vector<float> by_position(weight.size());
     for (std::int64_t i = 0; i < x.cols; ++i)

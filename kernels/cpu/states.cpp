@@ -53,6 +53,7 @@ void conv_of(const ConvArgs &args, const Context &context) {
 template <class T>
 void conv_for(const ConvArgs &args, const Context &context) {
     switch (args.width) {
+        case 1: return conv_of<T, 1>(args, context);
         case 2: return conv_of<T, 2>(args, context);
         case 3: return conv_of<T, 3>(args, context);
         case 4: return conv_of<T, 4>(args, context);

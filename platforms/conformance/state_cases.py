@@ -11,9 +11,9 @@ NUM_SLOTS = 400
 
 
 def causal_conv(rng: Rng) -> Iterator[Case]:
-    """Channels within and across a vector's end, widths of 2 to 8, with and without bias and activation."""
+    """Channels within and across a vector's end, widths of 1 to 8, with and without bias and activation."""
     for what, rows, _ in _batches(rng):
-        for channels, width in ((1, 2), (70, 3), (129, 4), (65, 7), (33, 8)):
+        for channels, width in ((5, 1), (1, 2), (70, 3), (129, 4), (65, 7), (33, 8)):
             state = replace(normal(rng, NUM_SLOTS, width - 1, channels), is_mutable=True)
             args = [normal(rng, _num_tokens(rows), channels), normal32(rng, channels, 1, width)]
             kwargs = {"activation": "silu" if width == 4 else None}

@@ -81,7 +81,7 @@ class Run:
                     kept[self.to_slot(token)] = state
         limit = self.kit.limits[self.dtype]
         assert self.kit.nmse(found, expected) < limit
-        assert self.kit.nmse(states, kept) < limit
+        assert kept.size == 0 or self.kit.nmse(states, kept) < limit
         self._check_cuts(requests, slots, found, states)
 
     def _check_cuts(self, requests: list[range], slots: list[int], found: Array, states: Array) -> None:
@@ -104,7 +104,7 @@ def total_tokens() -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("channels", "width", "is_silu"), [(1, 2, False), (70, 3, True), (300, 4, True)])
+@pytest.mark.parametrize(("channels", "width", "is_silu"), [(70, 1, True), (1, 2, False), (70, 3, True), (300, 4, True)])
 def test_causal_conv(kit: Any, tier: str, dtype: str, channels: int, width: int, is_silu: bool) -> None:
     weight, bias = normal(1, channels, width), normal(2, channels)
     x = kit.to_dtype(normal(3, total_tokens(), channels), dtype)
@@ -220,5 +220,5 @@ def test_slots_out_of_range_are_refused(kit: Any) -> None:
         tape.run([2], tables=[table + 3], slots=[good])
     with pytest.raises(ValueError, match=r"slot_mapping\[0\] is 3"):
         tape.run([2], tables=[table], slots=[good + 3])
-    with pytest.raises(ValueError, match="of 2 to 8 positions"):
+    with pytest.raises(ValueError, match="of 1 to 8 positions"):
         tape.program.causal_conv(tape.value(4), tape.value(4), states, 0, [1.0] * 36, [], 9, True)

@@ -137,6 +137,7 @@ def native_ops(dtype: str, *, keep_blocks: bool) -> OpTable:
         "new_kv_cache": _new_kv_cache,
         "new_state": _new_state,
         "gather": partial(_gather, dtype),
+        "cast": partial(_cast, dtype),
         "split": lambda x, sizes: tuple(np.split(x, np.cumsum(sizes)[:-1], axis=-1)),
         "split_heads": lambda x, *, head_dim: x.reshape(len(x), x.shape[1] // head_dim, head_dim),
         "merge_heads": lambda x: x.reshape(len(x), x.shape[1] * x.shape[2]),
@@ -218,6 +219,13 @@ def _upload(tensor: HostTensor, *, dtype: str, device: str) -> Numpy:
         return values.copy()
     narrow: Numpy = _run_op("cast", "float32", values.reshape(math.prod(values.shape), 1), dtype=dtype)
     return narrow.reshape(values.shape)
+
+
+def _cast(dtype: str, x: Numpy, /, **options: str) -> Numpy:
+    if not x.size:  # a record has columns
+        return np.zeros(x.shape, STORED_DTYPES[options["dtype"]])
+    result: Numpy = _run_op("cast", dtype, x, **options)
+    return result
 
 
 def _gather(dtype: str, x: Numpy, indices: Numpy) -> Numpy:

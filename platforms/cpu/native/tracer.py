@@ -261,7 +261,7 @@ class Tracer:
         activation: str | None = None,
     ) -> tuple[Value, StateRef]:
         width = weight.shape[-1]
-        if not 2 <= width <= MAX_CONV_WIDTH or activation not in (None, "silu"):
+        if not 1 <= width <= MAX_CONV_WIDTH or activation not in (None, "silu"):
             raise UntraceableOp(f"a convolution of {width} positions, then {activation}, has no native form")
         inputs = (x, weight, bias, state, query_start_loc, from_slots, to_slots)
         return self._emit("causal_conv", inputs, self._like(x), width=width, is_silu=activation == "silu"), state
