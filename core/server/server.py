@@ -121,6 +121,12 @@ class Server:
             message = f"no model {name!r}; this server has {', '.join(self.names)}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
+    def check_makes_text(self) -> None:
+        """Raise ApiError for a model that makes something else."""
+        if self.pooling.tasks():
+            message = f"{self.model_name} makes vectors, not text"
+            raise ApiError(404, message, code="unsupported_by_model")
+
     def check_count(self, count: int, what: Literal["completions", "texts"]) -> None:
         """Raise RequestError for more of them than one request may have. To be called before anything is made for
         each."""
@@ -147,9 +153,7 @@ class Server:
         Completion i of prompt p has index p * n + i. encoders: by prompt, the other input of an encoder-decoder
         model. images: of the one prompt. Raises RequestError or ApiError before anything was sent.
         """
-        if self.pooling.tasks():
-            message = f"{self.model_name} makes vectors, not text"
-            raise ApiError(404, message, code="unsupported_by_model")
+        self.check_makes_text()
         self.check_count(len(prompts) * params.n, "completions")
         await self._validate(prompts, params, bool(images))
         sources = encoders or [None] * len(prompts)

@@ -68,6 +68,7 @@ async def render_with_images(
     server: "Server", body: ChatRequest, messages: Sequence[dict[str, Any]]
 ) -> tuple[str, list[int], Sequence[ImageInput]]:
     """What `render_turn` gives, and the images at their places in the token ids."""
+    server.check_makes_text()
     if server.decoder_start is not None:
         raise RequestError(
             f"{server.model_name} is an encoder-decoder model: it cannot chat",

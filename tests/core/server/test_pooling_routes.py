@@ -122,6 +122,9 @@ def test_classes_and_cross_encoders_are_those_of_transformers(num_labels: int, t
     model, fast = save_classifier(tmp_path / "labels", num_labels)
     with LiveServer(tmp_path / "labels", device="reference") as server:
         assert server.follow_example().status_code == 200
+        for route in ("/v1/chat/completions", "/v1/messages"):
+            refused = server.post(route, {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5})
+            assert refused.status_code == 404 and "makes vectors" in refused.json()["error"]["message"]
         inputs = [fast(text, return_tensors="pt") for text in CORPUS[:2]]
         logits = torch.cat([model(**each).logits for each in inputs])
         expected = (logits.sigmoid() if num_labels == 1 else logits.softmax(-1)).numpy()
