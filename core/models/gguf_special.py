@@ -118,9 +118,11 @@ def mimo2(file: GGUFFile, values: Mapping[str, Any]) -> dict[str, Any]:
 def deepseek2(file: GGUFFile, values: Mapping[str, Any]) -> dict[str, Any]:
     if not file.keys.get("expert_count"):
         return {"model_type": "youtu"}
+    # Not what the file says: the first so many of GLM-4.7-Flash are dense by a list.
+    dense = {"first_k_dense_replace": [*values["mlp_layer_types"], "sparse"].index("sparse")}
     if "exp_probs_b.bias" in file.leaves:
-        return {"model_type": "deepseek_v3"}
-    return {"topk_method": "group_limited_greedy" if values.get("n_group", 1) > 1 else "greedy"}
+        return {"model_type": "deepseek_v3", **dense}
+    return {**dense, "topk_method": "group_limited_greedy" if values.get("n_group", 1) > 1 else "greedy"}
 
 
 def nemotron_h(file: GGUFFile, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,7 +104,9 @@ def total_tokens() -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("channels", "width", "is_silu"), [(70, 1, True), (1, 2, False), (70, 3, True), (300, 4, True)])
+@pytest.mark.parametrize(
+    ("channels", "width", "is_silu"), [(70, 1, True), (1, 2, False), (70, 3, True), (300, 4, True)]
+)
 def test_causal_conv(kit: Any, tier: str, dtype: str, channels: int, width: int, is_silu: bool) -> None:
     weight, bias = normal(1, channels, width), normal(2, channels)
     x = kit.to_dtype(normal(3, total_tokens(), channels), dtype)
