@@ -66,8 +66,8 @@ class Options:
 
 
 def run(config: EngineConfig, options: Options) -> dict[str, Any]:
-    """Measure, and return the result. Raises ConfigError before anything is
-    started, HeadraceError if a server cannot be reached."""
+    """Measure, and return the result. Raises ConfigError before anything is started, HeadraceError if a server cannot
+    be reached."""
     levels = _levels(options)
     if not options.timeout_s > 0:  # NaN, too
         raise ConfigError(f"--timeout-s must be above 0, got {options.timeout_s:g}")

@@ -76,20 +76,20 @@ class NativeDevice(Device):
         from .native.runner import NativeRunner
         from .native.values import UntraceableOp
 
-        others = [provider.name for provider in self.extra_providers]
-        insisted, left_out = read_wishes(config.engine.device.op_providers, [NATIVE, *others])
-        wanted = insisted - {NATIVE} or {f"-{name}" for name in left_out & {NATIVE}}
-        reason: Exception | str = f"op_providers={','.join(sorted(wanted))}"
-        if not wanted:
+        wishes = config.engine.device.op_providers
+        insisted, left_out = read_wishes(wishes, [NATIVE, *(provider.name for provider in self.extra_providers)])
+        reason: UntraceableOp | str = f"op_providers={wishes}"
+        if insisted <= {NATIVE} and NATIVE not in left_out:
             try:
                 return NativeRunner(config)
             except UntraceableOp as error:
-                if NATIVE in insisted:
-                    raise Unsupported(f"op provider {NATIVE} cannot serve this model: {error}") from error
                 reason = error
+        cause = reason if isinstance(reason, UntraceableOp) else None
+        if NATIVE in insisted and cause is not None:
+            raise Unsupported(f"op provider {NATIVE} cannot serve this model: {cause}") from cause
         if find_spec("torch") is None:
             remedy = "pip install 'headrace[torch]'"
-            raise Unsupported(f"this model has no native program: {reason}", remedies=[remedy])
+            raise Unsupported(f"this model has no native program: {reason}", remedies=[remedy]) from cause
         logger.warning("no native program, running in torch, which is slow reason=%r", str(reason))
         from .host import HostDevice
 
