@@ -36,6 +36,13 @@ make_venv() {
   "$1/bin/python" -m pip install -q --disable-pip-version-check --upgrade pip
 }
 
+# make_venv_over DIR BASE: a virtual environment that sees the packages of another one, too.
+make_venv_over() {
+  make_venv "$1"
+  local purelib='import sysconfig; print(sysconfig.get_path("purelib"))'
+  echo "import site; site.addsitedir('$("$2/bin/python" -c "$purelib")')" >"$("$1/bin/python" -c "$purelib")/base.pth"
+}
+
 pip_install() {
   local venv="$1"
   shift

@@ -37,12 +37,16 @@ def glu_experts_kernel(
     COLS: tl.constexpr,
     DEPTH: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
     CLAMP: tl.constexpr,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
     WIDE_DOT: tl.constexpr,
 ):
-    """out[i] = act(gate(x[token])) * up(x[token]) for the sorted rows i; SCALE: x is multiplied by its weight."""
+    """out[i] = act(gate(x[token])) * up(x[token]), or act(up(x[token])) unless GATED, for the sorted rows i.
+
+    SCALE: x is multiplied by its weight.
+    """
     expert, row, is_row = tile(first_ptr, count_ptr, end_ptr, EXPERTS=EXPERTS, EXPERT_BLOCK=EXPERT_BLOCK, ROWS=ROWS)
     if expert >= EXPERTS:
         return
@@ -52,7 +56,8 @@ def glu_experts_kernel(
     is_col = col < OUT
     gate = tl.zeros([ROWS, COLS], tl.float32)
     up = tl.zeros([ROWS, COLS], tl.float32)
-    gate_row = expert.to(tl.int64) * (2 * OUT) + col
+    gate_row = expert.to(tl.int64) * (2 * OUT if GATED else OUT) + col
+    up_row = gate_row + OUT if GATED else gate_row
     if SCALE:
         factor = tl.load(weight_ptr + pair, mask=is_row, other=0.0)
     for start in range(0, IN, DEPTH):
@@ -63,24 +68,26 @@ def glu_experts_kernel(
             x = x.to(tl.float32) * factor[:, None]
             if not WIDE_DOT:
                 x = x.to(x_ptr.dtype.element_ty)
-        mask = is_k[:, None] & is_col[None, :]
-        w_gate = tl.load(up_ptr + gate_row[None, :] * IN + k[:, None], mask=mask, other=0.0)
-        w_up = tl.load(up_ptr + (gate_row + OUT)[None, :] * IN + k[:, None], mask=mask, other=0.0)
         if WIDE_DOT:
             x = x.to(tl.float32)
-            w_gate = w_gate.to(tl.float32)
-            w_up = w_up.to(tl.float32)
-        gate = tl.dot(x, w_gate, gate, input_precision="ieee")
+        mask = is_k[:, None] & is_col[None, :]
+        if GATED:
+            w_gate = tl.load(up_ptr + gate_row[None, :] * IN + k[:, None], mask=mask, other=0.0).to(x.dtype)
+            gate = tl.dot(x, w_gate, gate, input_precision="ieee")
+        w_up = tl.load(up_ptr + up_row[None, :] * IN + k[:, None], mask=mask, other=0.0).to(x.dtype)
         up = tl.dot(x, w_up, up, input_precision="ieee")
     if BIAS:
-        gate += tl.load(bias_ptr + gate_row, mask=is_col, other=0.0)[None, :]
-        up += tl.load(bias_ptr + gate_row + OUT, mask=is_col, other=0.0)[None, :]
+        up += tl.load(bias_ptr + up_row, mask=is_col, other=0.0)[None, :]
+        if GATED:
+            gate += tl.load(bias_ptr + gate_row, mask=is_col, other=0.0)[None, :]
     if CLAMP:
         gate = tl.minimum(gate, clamp)
         up = tl.minimum(tl.maximum(up, -clamp), clamp)
         out = (up + 1.0) * gate * sigmoid(alpha * gate)
-    else:
+    elif GATED:
         out = activate(gate, ACTIVATION) * up
+    else:
+        out = activate(up, ACTIVATION)
     place = row.to(tl.int64)[:, None] * OUT + col[None, :]
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_col[None, :])
 

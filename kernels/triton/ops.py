@@ -388,13 +388,11 @@ class TritonOps(QuantizedOps, StateOps):
         gated: bool = True,
         partial: bool = False,
     ) -> torch.Tensor:
-        """x: [num_tokens, hidden_size]; see core/ops/moe.py. Experts are gated."""
-        assert gated, "the kernel has no experts without a gate"
+        """x: [num_tokens, hidden_size]; see core/ops/moe.py."""
         num_tokens, hidden_size = x.shape
         num_experts = gate_up.num_stacked if isinstance(gate_up, QuantizedWeight) else len(gate_up)
-        size = (
-            gate_up.out_features // num_experts if isinstance(gate_up, QuantizedWeight) else gate_up.shape[1]
-        ) // 2
+        size = gate_up.out_features // num_experts if isinstance(gate_up, QuantizedWeight) else gate_up.shape[1]
+        size //= 2 if gated else 1
         num_rows = num_tokens * experts.shape[1]
         x, weights = x.contiguous(), weights.contiguous()
         rows = 16 if num_rows <= 16 * num_experts else self.tuning.expert_rows
@@ -408,7 +406,8 @@ class TritonOps(QuantizedOps, StateOps):
         outputs = (torch.zeros if partial else torch.empty)(
             (num_rows, hidden_size), dtype=torch.float32, device=x.device
         )
-        how: dict[str, Any] = {"activation": activation, "clamp": clamp, "alpha": alpha, "is_scaled": scale_input}
+        how: dict[str, Any] = {"activation": activation, "alpha": alpha, "gated": gated, "is_scaled": scale_input}
+        how["clamp"] = clamp if gated else 0.0
         self._experts("grouped_experts", x, gate_up, gate_up_bias, routed, inner, is_up=True, **how)
         how = {"is_up": False, "is_scaled": not scale_input}
         self._experts("grouped_experts.down", inner, down, down_bias, routed, outputs, **how)
@@ -428,14 +427,15 @@ class TritonOps(QuantizedOps, StateOps):
         activation: str = "silu",
         clamp: float = 0.0,
         alpha: float = 1.702,
+        gated: bool = True,
     ) -> torch.Tensor:
         """The inside of each pair's expert in sorted rows (is_up), or what the pair adds, float32."""
         if isinstance(weight, QuantizedWeight):
             how: dict[str, Any] = {"is_up": is_up, "is_scaled": is_scaled, "activation": activation}
-            how |= {"clamp": clamp, "alpha": alpha}
+            how |= {"clamp": clamp, "alpha": alpha, "gated": gated}
             return self.quantized_experts(op, x, weight, bias, routed, out, **how)
         order, per_token = routed.sorted, routed.weights.shape[1]
-        gate = {"PER_TOKEN": per_token, "ACTIVATION": activation, "CLAMP": clamp > 0} if is_up else {}
+        gate = {"PER_TOKEN": per_token, "ACTIVATION": activation, "GATED": gated, "CLAMP": clamp > 0} if is_up else {}
         self.launch(
             op,
             glu_experts_kernel if is_up else down_experts_kernel,

@@ -13,6 +13,9 @@ from .quantized import QuantizedWeight, quantized_linear_kernel, quantized_rows_
 from .quantized_stacks import quantized_experts_kernel, quantized_heads_kernel
 from .rounded import round_rows_kernel
 
+LEAST_DEPTH = 32
+"""Columns of 8 bits that NVIDIA's matrix units multiply at a time; a scale for fewer has no product of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
@@ -94,6 +97,7 @@ class QuantizedOps(Launcher):
         activation: str = "silu",
         clamp: float = 0.0,
         alpha: float = 1.702,
+        gated: bool = True,
     ) -> torch.Tensor:
         """One half of a mixture into `out`: up reads x by token and writes sorted rows, down reads sorted rows and
         writes pairs."""
@@ -126,6 +130,7 @@ class QuantizedOps(Launcher):
             **options,
             UP=is_up,
             ACTIVATION=activation,
+            GATED=gated,
             CLAMP=clamp > 0,
             BIAS=bias is not None,
             SCALE=is_scaled,
@@ -175,6 +180,8 @@ class QuantizedOps(Launcher):
     def rounds(self, weight: QuantizedWeight) -> bool:
         """True if products with this weight round the activations."""
         if weight.bits != 8 or (weight.group and not weight.is_float):
+            return False
+        if 0 < weight.group < LEAST_DEPTH:
             return False
         return self.tuning.float8 == ("e4m3fnuz" if weight.is_fnuz else "e4m3fn") if weight.is_float else True
 

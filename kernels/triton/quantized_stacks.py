@@ -40,6 +40,7 @@ def quantized_experts_kernel(
     ROUNDED: tl.constexpr,
     UP: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
     CLAMP: tl.constexpr,
     BIAS: tl.constexpr,
     SCALE: tl.constexpr,
@@ -48,7 +49,8 @@ def quantized_experts_kernel(
     DEPTH: tl.constexpr,
     WIDE_DOT: tl.constexpr,
 ):
-    """UP: out[i] = act(gate(x[token])) * up(x[token]) for the sorted rows i; else out[pair] = down(x[i]).
+    """UP: out[i] = act(gate(x[token])) * up(x[token]), or act(up(x[token])) unless GATED, for the sorted rows i; else
+    out[pair] = down(x[i]).
 
     SCALE: times the pair's weight, before the bias and the activation of UP, behind the bias of down.
     """
@@ -59,7 +61,7 @@ def quantized_experts_kernel(
     source = pair // PER_TOKEN if UP else row.to(tl.int64)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
     is_col = col < OUT
-    weight_row = expert.to(tl.int64) * (2 * OUT if UP else OUT) + col
+    weight_row = expert.to(tl.int64) * (2 * OUT if UP and GATED else OUT) + col
     total = product(
         x_ptr + source * IN,
         x_scale_ptr,
@@ -85,40 +87,45 @@ def quantized_experts_kernel(
     if SCALE:
         factor = tl.load(weight_ptr + pair, mask=is_row, other=0.0)[:, None]
     if UP:
-        up = product(
-            x_ptr + source * IN,
-            x_scale_ptr,
-            source,
-            is_row,
-            code_ptr,
-            scale_ptr,
-            offset_ptr,
-            weight_row + OUT,
-            is_col,
-            IN=IN,
-            TOTAL=TOTAL,
-            WIDTH=WIDTH,
-            GROUP=GROUP,
-            BITS=BITS,
-            FLOAT8=FLOAT8,
-            FNUZ=FNUZ,
-            OFFSETS=OFFSETS,
-            ROUNDED=ROUNDED,
-            DEPTH=DEPTH,
-            WIDE_DOT=WIDE_DOT,
-        )
+        if GATED:
+            up = product(
+                x_ptr + source * IN,
+                x_scale_ptr,
+                source,
+                is_row,
+                code_ptr,
+                scale_ptr,
+                offset_ptr,
+                weight_row + OUT,
+                is_col,
+                IN=IN,
+                TOTAL=TOTAL,
+                WIDTH=WIDTH,
+                GROUP=GROUP,
+                BITS=BITS,
+                FLOAT8=FLOAT8,
+                FNUZ=FNUZ,
+                OFFSETS=OFFSETS,
+                ROUNDED=ROUNDED,
+                DEPTH=DEPTH,
+                WIDE_DOT=WIDE_DOT,
+            )
+            if SCALE:
+                up *= factor
+            if BIAS:
+                up += tl.load(bias_ptr + weight_row + OUT, mask=is_col, other=0.0)[None, :]
         if SCALE:
             total *= factor
-            up *= factor
         if BIAS:
             total += tl.load(bias_ptr + weight_row, mask=is_col, other=0.0)[None, :]
-            up += tl.load(bias_ptr + weight_row + OUT, mask=is_col, other=0.0)[None, :]
         if CLAMP:
             total = tl.minimum(total, clamp)
             up = tl.minimum(tl.maximum(up, -clamp), clamp)
             total = (up + 1.0) * total * sigmoid(alpha * total)
-        else:
+        elif GATED:
             total = activate(total, ACTIVATION) * up
+        else:
+            total = activate(total, ACTIVATION)
     else:
         if BIAS:
             total += tl.load(bias_ptr + weight_row, mask=is_col, other=0.0)[None, :]

@@ -70,7 +70,7 @@ class GpuPlatform(Platform):
                 remedies=[vendor.fix, "headrace devices"],
             )
         module.set_device(index)
-        sum_in_float32()
+        settle_torch()
         free, total = device_memory(module, index)
         info = DeviceInfo(
             id=f"{vendor.name}:{','.join(ids) or index}",
@@ -150,11 +150,14 @@ class GpuDevice(TorchDevice):
         return {"arch": self.info.arch, **self._about, **ranks}
 
 
-def sum_in_float32() -> None:
+def settle_torch() -> None:
     """Have torch multiply float32 as such and add the parts of a product in float32, whatever its defaults are here:
-    vendors' container images turn on TF32, and sums over parts of 16-bit products are 16-bit by default."""
+    vendors' container images turn on TF32, and sums over parts of 16-bit products are 16-bit by default. And keep its
+    fused attention from cuDNN, which torch 2.13 takes first on sm_90 and sm_100: that plans for tens of milliseconds
+    on the host at every length of a prompt that it has not met."""
     import torch
 
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

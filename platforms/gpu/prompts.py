@@ -18,6 +18,8 @@ PRIORITY = 52
 DTYPES = ("float16", "bfloat16")
 MOST_VALUES = 256
 """Of a head that flash attention takes."""
+NOT_FUSED = ("ERROR", "MATH", "CUDNN_ATTENTION")
+"""Torch's ways to compute attention that do not count; see settle_torch in device.py of the last."""
 RACE_TOKENS = 2048
 ROUNDS = 5
 MARGIN = 0.95
@@ -101,9 +103,7 @@ class Race:
 
         own = Prompts(self._others, fewest_tokens=1)
         with torch.inference_mode():
-            with sdpa_kernel(
-                [kind for kind in SDPBackend.__members__.values() if kind.name not in ("ERROR", "MATH")]
-            ):
+            with sdpa_kernel([kind for kind in SDPBackend.__members__.values() if kind.name not in NOT_FUSED]):
                 own(query, cache, *batch, **how)
             return best(own), best(self._others)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.core.config import KV_DTYPES
 from headrace.core.ops import OpTable
 from headrace.core.ops.sampling import keep_tokens
-from headrace.core.platform import OpContext, OpProvider
+from headrace.core.platform import OpProvider
 from headrace.core.stages import Array
 
 from .packing import pack_linear, pack_stacked
@@ -42,7 +42,6 @@ def gpu_providers(
         "pack_linear": partial(pack_linear, float8=tuning.float8),
         "linear": _Linear(kernels),
         "pack_stacked": partial(pack_stacked, float8=tuning.float8),
-        "grouped_experts": _Experts(kernels),
         "absorb_keys": _Heads(OpTable.absorb_keys, kernels.absorb_keys),
         "expand_values": _Heads(OpTable.expand_values, kernels.expand_values),
         "paged_attention": _Attention(kernels),
@@ -50,7 +49,7 @@ def gpu_providers(
         "sample": _Sample(kernels),
     }
     about = {"tuning": tuning.name, "kernels": "Triton, interpreted" if interpreted else "Triton"}
-    triton = OpProvider(name="triton", ops=ops, declines=_declines, kv_dtypes=KV_DTYPES)
+    triton = OpProvider(name="triton", ops=ops, kv_dtypes=KV_DTYPES)
     others: list[OpProvider] = []
     if not interpreted:
         others += [prompts_provider(triton, torch_device), *(libraries(triton, kernels, arch) if libraries else ())]
@@ -70,17 +69,6 @@ class _Linear:
         if isinstance(weight, torch.Tensor):
             return OpTable.linear(x, weight, bias)
         return self._kernels.quantized_linear(x, weight, bias)
-
-
-class _Experts:
-    """`grouped_experts`: the kernels have gates; experts without are the definition's."""
-
-    def __init__(self, kernels: "TritonOps") -> None:
-        self._kernels = kernels
-
-    def __call__(self, *arrays: Array, gated: bool = True, **options: Any) -> Array:
-        serve = self._kernels.grouped_experts if gated else OpTable.grouped_experts
-        return serve(*arrays, gated=gated, **options)
 
 
 class _Heads:
@@ -162,10 +150,3 @@ class _Sample:
             kept = keep_tokens(logits / warm, top_k, top_p, min_p)
             logits = logits.masked_fill(kept == float("-inf"), float("-inf"))
         return self._kernels.pick_tokens(logits, seeds, positions, temperature)
-
-
-def _declines(op: str, context: OpContext) -> str:
-    mixtures = (layer.moe for layer in context.spec.layers if layer.moe is not None)
-    if op == "grouped_experts" and any(not moe.gated for moe in mixtures):
-        return "the kernel has no experts without a gate"
-    return ""

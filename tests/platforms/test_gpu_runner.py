@@ -230,9 +230,9 @@ def test_a_gpu_is_made_current_by_its_index(monkeypatch: pytest.MonkeyPatch) -> 
     assert chosen == ["cuda:3"]
 
 
-def test_an_opened_gpu_multiplies_at_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opened_gpu_multiplies_at_full_precision_and_leaves_cudnn_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image with TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 would compute float32 with 10 bits, and parts of a product of
-    bfloat16 are added in bfloat16 by default."""
+    bfloat16 are added in bfloat16 by default. cuDNN's attention plans on the host for each new length."""
     calls: dict[str, Any] = dict(is_available=True, device_count=1, set_device=None, mem_get_info=(1, 2))
     calls |= dict(get_device_name="a GPU", get_device_capability=(9, 0))
     for name, result in calls.items():
@@ -242,11 +242,14 @@ def test_an_opened_gpu_multiplies_at_full_precision(monkeypatch: pytest.MonkeyPa
     names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
     before = torch.get_float32_matmul_precision(), [getattr(matmul, name) for name in names]
     try:
+        torch.backends.cuda.enable_cudnn_sdp(True)
         torch.set_float32_matmul_precision("high")
         opened: Any = CudaPlatform().open(["0"], EngineConfig())
         assert opened == "opened" and torch.get_float32_matmul_precision() == "highest"
         assert not any(getattr(matmul, name) for name in names)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
         torch.set_float32_matmul_precision(before[0])
         for name, value in zip(names, before[1], strict=True):
             setattr(matmul, name, value)
