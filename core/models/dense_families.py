@@ -140,6 +140,8 @@ def _rope_by_layer(config: HFConfig) -> ByLayer:
     """A base of rope for each layer, if the config lists them; one of 0 is no rope (Granite SWA)."""
     num_layers, num_heads = config.num_layers(), config.size("num_attention_heads")
     rope = read_rope(config, config.size("head_dim", config.size("hidden_size") // num_heads or None))
+    if rope is None:
+        return ByLayer([None] * num_layers)
     thetas = config.get("layer_rope_theta") or [rope.theta] * num_layers
     if len(thetas) != num_layers:
         raise ModelError(f"{config.file} must list as many layer_rope_theta as layers")
@@ -219,7 +221,7 @@ def _stablelm(config: HFConfig) -> ModelSpec:
     norms_heads, is_parallel = config.boolean("qk_layernorm", False), config.boolean("use_parallel_residual", False)
     head_norm = layer_norm(config, bias=False) if norms_heads else None
     return llama_like(
-        config.replace(head_dim=None),
+        config.replace(head_dim=None, rope_head_dim=config.get("head_dim")),
         norm=layer_norm,
         qkv_bias=flag("use_qkv_bias"),
         attn={"qk_norm": head_norm, "qk_norm_over": "heads" if norms_heads else "head"},
@@ -437,7 +439,7 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # many KV heads as heads.
     "persimmon": recipe(
         defaults=dict(max_position_embeddings=16384, hidden_act="relu2", partial_rotary_factor=0.5),
-        fixed=dict(num_key_value_heads=None, head_dim=None),
+        fixed=dict(num_key_value_heads=None, head_dim=None, rope_head_dim=lambda config: config.get("head_dim")),
         names=megatron("self_attn"),
         qk_norm=lambda config: "head" if config.boolean("qk_layernorm", True) else None, norm=layer_norm, mlp=PLAIN,
         **_BIASES,

@@ -269,9 +269,9 @@ def read_activation(config: HFConfig, key: str) -> Activation:
     return ACTIVATIONS[name]
 
 
-def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL, **way: Any) -> RopeSpec:
-    """The rotary embedding of layers of one type. way: how it turns, see RopeSpec. Raises ModelError for a type or a
-    value it cannot serve."""
+def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL, **way: Any) -> RopeSpec | None:
+    """The rotary embedding of layers of one type; None if it turns no values. way: how it turns, see RopeSpec. Raises
+    ModelError for a type or a value it cannot serve."""
     parameters = config.rope_parameters(layer_type)
     kind, whole = parameters.text("rope_type"), config.size("rope_head_dim", head_dim)
     rotary_dim = int(whole * parameters.number("partial_rotary_factor"))
@@ -281,6 +281,8 @@ def read_rope(config: HFConfig, head_dim: int, layer_type: str = FULL, **way: An
     if kind == "proportional":
         scaling = RopeScaling(kind="proportional", factor=_factor(parameters, 1.0), num_turned=rotary_dim // 2)
         return RopeSpec(rotary_dim=head_dim, theta=parameters.number("rope_theta"), scaling=scaling, **way)
+    if not rotary_dim:
+        return None
     if not 0 < rotary_dim + rotary_dim % 2 <= head_dim:
         raise ModelError(f"{parameters.file} rotate {rotary_dim} of {head_dim} values of a head; pairs must fit in")
     return RopeSpec(

@@ -64,9 +64,10 @@ def read_biased_experts(config: HFConfig, **changes: Any) -> MoeSpec:
 
 
 def read_shared(config: HFConfig, *, renormalize: Read[bool]) -> MoeSpec:
-    """Experts beside a gated shared one, as Qwen has them."""
-    size = config.size("shared_expert_intermediate_size")
-    return read_experts(config, renormalize=renormalize, shared_gated=True, shared=MlpSpec(intermediate_size=size))
+    """Experts beside a gated shared one, as Qwen has them; one of size 0 is none, though its gate is stored."""
+    size = config.integer("shared_expert_intermediate_size")
+    shared = MlpSpec(intermediate_size=size) if size else None
+    return read_experts(config, renormalize=renormalize, shared_gated=True, shared=shared)
 
 
 def sparse_after(config: HFConfig, key: str = "first_k_dense_replace", default: int = 0) -> list[bool]:

@@ -178,8 +178,8 @@ def gpt_names(
 
 def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:
     """A family's table for a checkpoint of this model, which may hold keys and values of layers that read another's,
-    layers that do nothing here, those behind the last one that predict further tokens, and positions before the
-    first; none is read."""
+    layers that do nothing here, those behind the last one that predict further tokens, gates of no experts, adapters
+    of other layers, and positions before the first; none is read."""
     shared = [i for i, layer in enumerate(spec.layers) if layer.attn.kv_layer >= 0]
     idle = [i for i, layer in enumerate(spec.layers) if layer == LayerSpec()]
     further = range(spec.num_layers, spec.num_layers + spec.num_further_layers)
@@ -188,6 +188,11 @@ def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:
     unread = [(shared, r"self_attn\.([kv]_norm|[kv]_proj)\."), (idle, ""), (further, "")]
     ignore = [rf"\blayers\.({'|'.join(map(str, layers))})\.{what}" for layers, what in unread if layers]
     ignore += [rf"\.experts\.({'|'.join(map(str, behind))})\."] if behind else []  # of experts without any
+    if any(layer.moe is not None and layer.moe.shared_gated and layer.moe.shared is None for layer in spec.layers):
+        ignore += [r"\.shared_expert_gate\.weight$"]
+    adapted = [layer.shared.number for layer in spec.layers if layer.shared is not None]
+    if adapted and not spec.tie_word_embeddings:  # each layer has a block of its own, with adapters of others, too
+        ignore += [rf"_adapter_list\.({'|'.join(map(str, adapted))})\."]
     entries = dict(names.entries)
     positions = names.entry("embed_positions.weight")
     if spec.first_position and not spec.sinusoids and positions is not None:

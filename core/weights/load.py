@@ -385,7 +385,7 @@ class _Resolver:
         problems.extra += [
             _Problem(info.file, name, name)
             for name, info in self.infos.items()
-            if name not in self.used and not ignored.search(self.renamed[name])
+            if name not in self.used and 0 not in info.shape and not ignored.search(self.renamed[name])
         ]
         kinds = [
             (problems.missing, "missing"),

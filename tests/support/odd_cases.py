@@ -89,6 +89,11 @@ _FLAGS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("zamba2", {"tie_word_embeddings": False}),
     ("gemma3n", {"vocab_size_per_layer_input": 140}),
     ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3}),
+    ("stablelm", {"head_dim": 12}),
+    ("persimmon", {"head_dim": 14}),
+    *((family, {"rope_parameters": {**_BASE, "partial_rotary_factor": 0.0}}) for family in ("phi", "glm")),
+    ("glm4_moe", {"n_shared_experts": 0}),
+    ("qwen2_moe", {"shared_expert_intermediate_size": 0}),
 )
 
 
@@ -127,6 +132,7 @@ QUICK = (
     "qwen3_dynamic", "granite_linear", "qwen2_sizes", "gemma3_text_wide_heads", "gpt_oss_sizes", "bloom_flags_18",
     "ernie4_5_moe_flags_21", "gpt_oss_flags_9", "llama_flags_26", "gpt_neox_flags_31", "gpt_oss_flags_36",
     "gpt_neox_flags_37", "gpt_neox_flags_38", "mimo_v2_flash_flags_40", "zamba2_flags_41", "gemma3n_flags_42",
-    "qwen2_moe_flags_43",
+    "qwen2_moe_flags_43", "stablelm_flags_44", "persimmon_flags_45", "phi_flags_46", "glm4_moe_flags_48",
+    "qwen2_moe_flags_49",
 )  # fmt: skip
 """Of these, what the default run takes."""

@@ -26,7 +26,6 @@ WEIGHTS = llama_names(
         },
     },
     renames=((r"\.mamba_decoder\.", "."),),
-    ignore=(r"_adapter_list\.\d+\.",),  # of other layers, where blocks are not shared
 )  # fmt: skip
 _HYBRID = (6, 12, 18, 24, 30, 36, 42, 47, 51)
 """Layers with a block, where a config lists none."""

@@ -37,6 +37,14 @@ def test_a_value_projection_beside_keys_that_are_values_is_told() -> None:
     assert not passes_over(config, "model.layers.1.self_attn.v_proj.weight")
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_adapters_of_other_layers_are_passed_over_where_blocks_are_not_shared(is_tied: bool) -> None:
+    kinds = ["mamba", "hybrid", "mamba", "hybrid"]
+    config = {**SIZES, "model_type": "zamba2", "layers_block_type": kinds, "tie_word_embeddings": is_tied}
+    at = "model.layers.1.shared_transformer.feed_forward.gate_up_proj_adapter_list"
+    assert [passes_over(config, f"{at}.{n}.0.weight") for n in (0, 1, 2)] == [not is_tied, not is_tied, False]
+
+
 @pytest.mark.parametrize(("name", "further"), [("deepseek_v3", 1), ("glm_4_5_air", 1), ("deepseek_v3_2", 1)])
 def test_only_as_many_layers_are_passed_over_as_the_config_tells_of(name: str, further: int) -> None:
     config = dict({**PUBLISHED_DECODERS, **PUBLISHED_RECENT}[name])
