@@ -47,6 +47,7 @@ ALIASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5},
     ),
     "ministral": ("mistral", {}),
+    "mvp": ("bart", {}),
     "paddleocr_vl_text": (
         "llama",
         {

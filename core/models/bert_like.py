@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import NameTable, Stored
-from .config import HFConfig
+from .config import NOTHING, HFConfig
 from .heads import classifier, is_classifier, read_labels
 from .llama_like import gpt_like
 from .name_tables import name_table
@@ -20,14 +20,18 @@ def bert_names(
     prefix: str,
     *,
     layer: str = "encoder.layer.{i}.",
+    changes: Mapping[str, str | Stored] = NOTHING,
+    tensors: Mapping[str, str | Stored] = NOTHING,
     renames: tuple[tuple[str, str], ...] = (),
 ) -> NameTable:
-    """The names of BERT and its descendants under `prefix` ("bert."), in every spelling that they have."""
+    """The names of BERT and its descendants under `prefix` ("bert."), in every spelling that they have. changes: of
+    modules, or further ones; tensors: as `name_table` takes them."""
     at, qkv = f"{prefix}embeddings.", (("q", "query"), ("k", "key"), ("v", "value"))
     modules: Mapping[str, str | Stored] = {
         "embed_tokens": f"{at}word_embeddings", "embed_token_types": f"{at}token_type_embeddings",
         "embed_positions": f"{at}position_embeddings",
-        "embed_norm": f"{at}LayerNorm", "embed_in": f"{prefix}embeddings_project",
+        "embed_norm": f"{at}LayerNorm",
+        "embed_in": f"{prefix}embeddings_project {prefix}encoder.embedding_hidden_mapping_in",
         "relative_bias": f"{prefix}encoder.relative_attention_bias", "attn.qkv_proj": "attn.Wqkv",
         **{
             f"attn.{q}_proj": f"attention.self.{query} attention.{q}_lin attention.attn.{q} self_attn.{q}_proj"
@@ -37,15 +41,17 @@ def bert_names(
         "attn_post_norm": "attention.output.LayerNorm attention.LayerNorm sa_layer_norm post_attention_layernorm",
         "mlp.gate_proj": "mlp.gate_proj", "mlp.up_proj": "intermediate.dense ffn.lin1 mlp.up_proj",
         "mlp.down_proj": "output.dense ffn.lin2 mlp.down_proj",
-        "mlp_post_norm": "output.LayerNorm output_layer_norm post_mlp_layernorm",
+        "mlp_post_norm": "output.LayerNorm output_layer_norm post_mlp_layernorm", **changes,
     }  # fmt: skip
-    # The head of pre-training, and the pooler where nothing reads it.
+    # Buffers, the head of pre-training, and the pooler where nothing reads it.
     ignore = (
-        r"position_ids$", r"inv_freq$", r"^(\w+\.)?pooler\.dense\.(weight|bias)$",
+        r"position_ids$", r"inv_freq$", r"encoder\.embed_positions\.weight$",
+        r"^(\w+\.)?pooler\.dense\.(weight|bias)$",
         r"^(cls|lm_head|generator_\w+|discriminator_\w+|vocab_(transform|layer_norm|projector))\.",
     )  # fmt: skip
     head = {"pooler": f"{prefix}pooler.dense", "dense": "classifier.dense", "out_proj": "classifier.out_proj"}
-    return encoder_names(modules, head, layer=prefix + layer, prefix=prefix, ignore=ignore, renames=renames)
+    options: dict[str, Any] = {"ignore": ignore, "renames": renames, "tensors": tensors}
+    return encoder_names(modules, head, layer=prefix + layer, prefix=prefix, **options)
 
 
 def encoder_names(
@@ -55,12 +61,14 @@ def encoder_names(
     layer: str,
     prefix: str,
     ignore: tuple[str, ...],
+    tensors: Mapping[str, str | Stored] = NOTHING,
     renames: tuple[tuple[str, str], ...] = (),
 ) -> NameTable:
-    """A table from the names of modules as `name_table` takes them, and those of a head's layers."""
-    table = name_table(modules, layer=layer, base_prefix=prefix, ignore=ignore, renames=OLD_NORMS + renames)
-    tensors = {f"{name}.{leaf}": f"{stored}.{leaf}" for name, stored in head.items() for leaf in ("weight", "bias")}
-    return dataclasses.replace(table, entries={**table.entries, **tensors})
+    """A table from the names of modules and tensors as `name_table` takes them, and those of a head's layers."""
+    options: dict[str, Any] = {"ignore": ignore, "renames": OLD_NORMS + renames, "tensors": tensors}
+    table = name_table(modules, layer=layer, base_prefix=prefix, **options)
+    of_head = {f"{name}.{leaf}": f"{stored}.{leaf}" for name, stored in head.items() for leaf in ("weight", "bias")}
+    return dataclasses.replace(table, entries={**table.entries, **of_head})
 
 
 def bert_like(config: HFConfig, *, first_position: int = 0, **options: Any) -> ModelSpec:
@@ -105,3 +113,13 @@ def two_layer_head(
     size, labels = config.size("hidden_size"), len(read_labels(config))
     dense = DenseSpec(name=names[0], in_features=size, out_features=size, activation=activation, bias=bias, norm=norm)
     return classifier(config, kind, dense, DenseSpec(name=names[1], in_features=size, out_features=labels))
+
+
+def bert_head(config: HFConfig) -> PoolerSpec | None:
+    """BERT's head of a classifier, behind its pooler."""
+    return two_layer_head(config, ("pooler", "classifier"), "tanh")
+
+
+def roberta_head(config: HFConfig) -> PoolerSpec | None:
+    """RoBERTa's, which is the same under other names."""
+    return two_layer_head(config, ("dense", "out_proj"), "tanh")

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from ..ops.attention import MAX_DISTANCE
 from .spec import AttentionSpec, MixerSpec, ModelSpec
 
 FloatArray = npt.NDArray[np.float32]
@@ -52,6 +53,27 @@ def minus_factor(start: float, size: int, *vectors: FloatArray) -> FloatArray:
     """The factor of differential attention, negative, [size]: of the products of two pairs of learned vectors."""
     q1, k1, q2, k2 = vectors
     return filled((size,), -float(np.exp(q1 @ k1) - np.exp(q2 @ k2) + start))
+
+
+def pick_rows(rows: tuple[int, ...], table: FloatArray) -> FloatArray:
+    """Some rows of a table."""
+    return np.asarray(table[list(rows)], np.float32)
+
+
+def distance_rows(num_buckets: int, farthest: int, *, both_ways: bool) -> tuple[int, ...]:
+    """Where T5's buckets end at a distance below MAX_DISTANCE: the bucket of each of so many that ops keep every
+    distance up to there apart. both_ways: half of the buckets are for what comes behind."""
+    num = num_buckets // 2 if both_ways else num_buckets
+    exact, last = num // 2, MAX_DISTANCE - 1
+    sizes = np.arange(2 * last)
+    steps = np.log(np.maximum(sizes, 1, dtype=np.float32) / exact) / math.log(farthest / exact) * (num - exact)
+    rows = np.where(sizes < exact, sizes, np.minimum(exact + steps.astype(np.int64), num - 1))
+    return tuple(map(int, np.concatenate([rows, rows + num]) if both_ways else rows))
+
+
+def add_first(rows: FloatArray, others: FloatArray) -> FloatArray:
+    """Rows with the first of other ones added to each."""
+    return np.asarray(rows + others[0], np.float32)
 
 
 def log_rate(rate: FloatArray) -> FloatArray:

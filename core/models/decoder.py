@@ -56,6 +56,8 @@ def _embed(scope: Scope, spec: ModelSpec, caches: Caches) -> Array:
     if spec.embed_size:
         x = scope.linear("project_in", x, spec.hidden_size, spec.embed_size)
     x = place_images(scope, spec, caches, 0, x)
+    if spec.positions_last:
+        x = scope.normalize(spec.norm, "embed_norm", x)
     if spec.num_learned_positions:
         x = ops.add(x, ops.embedding(batch.positions, embed_positions(scope, spec, spec.hidden_size)))
-    return scope.normalize(spec.norm, "embed_norm", x) if spec.embed_norm else x
+    return scope.normalize(spec.norm, "embed_norm", x) if spec.embed_norm and not spec.positions_last else x

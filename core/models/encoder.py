@@ -5,6 +5,7 @@ It walks the same spec as `decoder`, arrays touched through ops alone; nothing h
 
 from ..ops.table import OpTable
 from ..stages import Array, EncoderBatch, ForwardBatch
+from .constants import add_first
 from .embeddings import embed_positions, embed_tokens
 from .layers import walk
 from .memory import WholeRequests
@@ -44,7 +45,7 @@ def _embed(
     x = scope.scaled(x, spec.embed_scale)
     if spec.num_token_types:
         assert batch.token_types is not None, "the runner gives token types to models that have them"
-        x = ops.add(x, ops.embedding(batch.token_types, scope.table("embed_token_types", spec.num_token_types, size)))
+        x = ops.add(x, ops.embedding(batch.token_types, _token_types(scope, spec, size)))
     if spec.num_learned_positions:
         x = ops.add(x, ops.embedding(positions, embed_positions(scope, spec, size)))
     if spec.embed_norm:
@@ -52,3 +53,12 @@ def _embed(
         if spec.layers[0].attn.has_padding:  # behind the patches of a tile: rows of zeros
             x = ops.mul(x, batch.is_patch)
     return scope.linear("embed_in", x, spec.hidden_size, size, bias=True) if spec.embed_size else x
+
+
+def _token_types(scope: Scope, spec: ModelSpec, size: int) -> Array:
+    """The embedding of token types, the task's included: [num_token_types, size]."""
+    num_types, num_tasks = spec.num_token_types, spec.num_task_types
+    if not num_tasks:
+        return scope.table("embed_token_types", num_types, size)
+    parts = {"embed_token_types.weight": num_types, "embed_task_types.weight": num_tasks}
+    return scope.table("embed_types", num_types, size, parts=parts, combine=add_first)

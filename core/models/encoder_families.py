@@ -4,21 +4,22 @@ Defaults are those of transformers' config classes.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ..errors import ModelError
 from ..weights.names import Stored
-from .bert_like import bert_like, bert_names, encoder_names, two_layer_head
-from .config import HFConfig, flag
-from .dense_families import FLAGS
+from .bert_like import bert_head, bert_like, bert_names, encoder_names, roberta_head, two_layer_head
+from .config import NOTHING, HFConfig, flag
+from .dense_families import FLAGS, root_of_size
 from .llama_like import (
     FULL,
     SLIDING,
     ByLayer,
     layer_norm,
     llama_like,
+    own_keys,
     read_activation,
     read_rope,
 )
@@ -53,8 +54,12 @@ _NOMIC_KEYS = {
     "n_inner": "intermediate_size", "layer_norm_epsilon": "layer_norm_eps", "rotary_emb_base": "rope_theta",
     "rotary_emb_fraction": "partial_rotary_factor", "max_trained_positions": "max_position_embeddings",
 }  # fmt: skip
+Head = Callable[[HFConfig], PoolerSpec | None]
 _CONVOLUTIONS = {f"convolutions.{n}": Stored(name=f"model.encoder.conv{n + 1}", kernel=3) for n in (0, 1)}
+_FSMT_TOKENS, _FSMT_HEAD = "model.decoder.embed_tokens", "model.decoder.output_projection"
 _NO_BIAS = Stored(name="zeros", zeros=True)
+_PRE_NORM: Mapping[str, Any] = {"layer": NOTHING, "final_norm": True}
+"""Norms before the blocks of an encoder instead of behind them."""
 
 
 def _distilbert(config: HFConfig) -> ModelSpec:
@@ -77,10 +82,46 @@ def _distilbert(config: HFConfig) -> ModelSpec:
     return bert_like(config, pooler=two_layer_head(config, ("pre_classifier", "classifier"), "relu"))
 
 
+def _bert(config: HFConfig, **options: Any) -> ModelSpec:
+    return bert_like(config, pooler=bert_head(config), **options)
+
+
+def _albert(config: HFConfig) -> ModelSpec:
+    """All layers are the same one."""
+    for key in ("num_hidden_groups", "inner_group_num"):
+        if config.size(key, 1) != 1:
+            raise ModelError(f"{key} in {config.file} must be 1, as in all published models, got {config[key]}")
+    return _bert(config, embed_size=config.size("embedding_size"))
+
+
+def _ernie(config: HFConfig) -> ModelSpec:
+    """Texts are of task 0 where a model tells tasks apart."""
+    num_tasks = config.size("task_type_vocab_size", 3) if config.boolean("use_task_id", False) else 0
+    return _bert(config, num_task_types=num_tasks)
+
+
 def _electra(config: HFConfig) -> ModelSpec:
     """A classifier's dense layer has the exact GELU."""
-    head, size = two_layer_head(config, ("dense", "out_proj"), "gelu"), config.size("embedding_size")
-    return bert_like(config, pooler=head, embed_size=0 if size == config.size("hidden_size") else size)
+    return _projected(config, two_layer_head(config, ("dense", "out_proj"), "gelu"))
+
+
+def _roformer(config: HFConfig) -> ModelSpec:
+    """Rope turns neighbours, and in some models values, too, which is not served."""
+    if config.boolean("rotary_value", False):
+        raise ModelError(f"rotary_value in {config.file} must be false")
+    config = config.with_defaults(hidden_size=768, num_attention_heads=12, embedding_size=None, hidden_act="gelu")
+    rope = read_rope(
+        own_keys(config), config.size("hidden_size") // config.size("num_attention_heads"), interleaved=True
+    )
+    head = two_layer_head(config, ("dense", "out_proj"), read_activation(config, "hidden_act"))
+    return _projected(config, head, attn={"rope": rope}, num_learned_positions=0)
+
+
+def _projected(config: HFConfig, head: PoolerSpec | None, **options: Any) -> ModelSpec:
+    """Embeddings of another size than the layers'."""
+    hidden_size = config.size("hidden_size")
+    size = config.size("embedding_size", hidden_size)
+    return bert_like(config, pooler=head, embed_size=0 if size == hidden_size else size, **options)
 
 
 def _eurobert(config: HFConfig) -> ModelSpec:
@@ -161,12 +202,12 @@ def _modernbert_decoder(config: HFConfig) -> ModelSpec:
 
 
 def _mpnet(config: HFConfig) -> ModelSpec:
-    """transformers' own code knows 32 buckets, whatever the config says, and begins positions behind 1."""
-    if config.size("relative_attention_num_buckets") != 32:
-        raise ModelError(f"relative_attention_num_buckets in {config.file} must be 32")
-    head = two_layer_head(config, ("dense", "out_proj"), "tanh")
-    config = config.replace(type_vocab_size=0)
-    return bert_like(config, first_position=2, pooler=head, num_relative_buckets=32)
+    """transformers' own code reads 32 buckets, however many the config says, and begins positions behind 1."""
+    num_buckets, head = config.size("relative_attention_num_buckets"), roberta_head(config)
+    if num_buckets < 32:
+        raise ModelError(f"relative_attention_num_buckets in {config.file} must be at least 32, got {num_buckets}")
+    config, rows = config.replace(type_vocab_size=0), tuple(range(32)) if num_buckets > 32 else ()
+    return bert_like(config, first_position=2, pooler=head, num_relative_buckets=num_buckets, relative_rows=rows)
 
 
 def _nomic_bert(config: HFConfig) -> ModelSpec:
@@ -179,22 +220,21 @@ def _nomic_bert(config: HFConfig) -> ModelSpec:
         vocab_size=30528, hidden_act="silu", max_position_embeddings=2048, rope_theta=1000.0, hidden_size=768,
         num_attention_heads=12,
     )  # fmt: skip
+    return _turned(config, attn_bias=False, mlp_bias=False, mlp={"gated": True})
+
+
+def _turned(config: HFConfig, *, head: Head = bert_head, **options: Any) -> ModelSpec:
+    """Rope in the place of learned positions."""
+    config = config.with_defaults(hidden_size=768, num_attention_heads=12, max_position_embeddings=8192)
     head_dim = config.size("head_dim", config.size("hidden_size") // config.size("num_attention_heads") or None)
-    return bert_like(
-        config,
-        attn={"head_dim": head_dim, "scale": head_dim**-0.5, "rope": read_rope(config, head_dim)},
-        attn_bias=False,
-        mlp_bias=False,
-        mlp={"gated": True},
-        num_learned_positions=0,
-        pooler=two_layer_head(config, ("pooler", "classifier"), "tanh"),
-    )
+    attn = {"head_dim": head_dim, "scale": head_dim**-0.5, "rope": read_rope(config, head_dim)}
+    return bert_like(config, pooler=head(config), attn=attn, num_learned_positions=0, **options)
 
 
-def _roberta(config: HFConfig) -> ModelSpec:
+def _roberta(config: HFConfig, **options: Any) -> ModelSpec:
     """Position 0 has the row pad_token_id + 1, so that there are as many positions less."""
     first = config.integer("pad_token_id") + 1
-    return bert_like(config, first_position=first, pooler=two_layer_head(config, ("dense", "out_proj"), "tanh"))
+    return bert_like(config, first_position=first, pooler=roberta_head(config), **options)
 
 
 def _m2m(config: HFConfig, **options: Any) -> ModelSpec:
@@ -213,6 +253,20 @@ def _marian(config: HFConfig) -> ModelSpec:
     assert spec.encoder is not None
     encoder = dataclasses.replace(spec.encoder, shares_embedding=False)
     return dataclasses.replace(spec, vocab_size=size, encoder=encoder)
+
+
+def _fsmt(config: HFConfig) -> ModelSpec:
+    """The halves have vocabularies of their own, unless embeddings are tied."""
+    read, written = (
+        config.size("src_vocab_size", 42024),
+        config.size("tgt_vocab_size", config.size("vocab_size", 42024)),
+    )
+    if read != written and config.boolean("tie_word_embeddings", False):
+        raise ModelError(f"src_vocab_size in {config.file} is not tgt_vocab_size, but embeddings are shared")
+    config = config.with_defaults(tie_word_embeddings=False).replace(vocab_size=written)
+    spec = _m2m(config, sinusoids="halves", lm_head_bias=False)
+    assert spec.encoder is not None
+    return dataclasses.replace(spec, encoder=dataclasses.replace(spec.encoder, vocab_size=read))
 
 
 def _whisper(config: HFConfig) -> ModelSpec:
@@ -234,12 +288,29 @@ def _whisper(config: HFConfig) -> ModelSpec:
 
 
 ENCODER_FAMILIES: Mapping[str, Recipe] = {
-    # BERT (Devlin et al. 2018), and what is saved as it: MiniLM, BGE, E5 and many more. A classifier reads the first
-    # token through BERT's pooler, a dense layer with tanh.
-    "bert": recipe(
-        lambda config: bert_like(config, pooler=two_layer_head(config, ("pooler", "classifier"), "tanh")),
-        defaults=dict(vocab_size=30522, hidden_size=768),
-        names=partial(bert_names, "bert."),
+    # ALBERT (Lan et al. 2019): BERT of one layer that is passed many times, with smaller embeddings.
+    "albert": recipe(
+        _albert,
+        defaults=dict(
+            vocab_size=30000, embedding_size=128, hidden_size=4096, num_attention_heads=64, intermediate_size=16384,
+            hidden_act="gelu_new",
+        ),
+        names=partial(
+            bert_names, "albert.", layer="encoder.albert_layer_groups.0.albert_layers.0.",
+            changes={
+                **{f"attn.{query[0]}_proj": f"attention.{query}" for query in ("query", "key", "value")},
+                "attn.o_proj": "attention.dense", "mlp.up_proj": "ffn", "mlp.down_proj": "ffn_output",
+                "mlp_post_norm": "full_layer_layer_norm",
+            },
+            renames=((r"^(albert\.)?pooler\.", r"\1pooler.dense."), (r"^(predictions|sop_classifier)\.", "cls.")),
+        ),
+    ),
+    # BERT (Devlin et al. 2018), and what is saved as it: MiniLM, BGE, E5 and many more.
+    "bert": recipe(_bert, defaults=dict(vocab_size=30522, hidden_size=768), names=partial(bert_names, "bert.")),
+    # data2vec (Baevski et al. 2022), of text: RoBERTa.
+    "data2vec_text": recipe(
+        _roberta, defaults=dict(vocab_size=30522, hidden_size=768, pad_token_id=1),
+        names=partial(bert_names, "data2vec_text."),
     ),
     # DistilBERT (Sanh et al. 2019): BERT without token types, and with names of its own.
     "distilbert": recipe(
@@ -254,8 +325,60 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
         ),
         names=partial(bert_names, "electra."),
     ),
+    # ERNIE (Sun et al. 2019): BERT that may have an embedding of tasks.
+    "ernie": recipe(
+        _ernie, defaults=dict(vocab_size=30522, hidden_size=768),
+        names=partial(
+            bert_names, "ernie.", changes=dict(embed_task_types="ernie.embeddings.task_type_embeddings"),
+        ),
+    ),
     # EuroBERT (Boizard et al. 2025): Llama that sees in both directions.
     "eurobert": recipe(_eurobert, defaults=dict(max_position_embeddings=8192)),
+    # GTE 1.5 and multilingual (Zhang et al. 2024): BERT with rope and gated feed-forward blocks. Its own code saves
+    # query, key and value, and the gate behind what it multiplies, as one.
+    "gte": recipe(
+        _turned, defaults=dict(vocab_size=250048, type_vocab_size=1, rope_theta=160000.0),
+        names=partial(
+            bert_names, "gte.", layer="layers.{i}.",
+            changes={
+                "attn.qkv_proj": "attention.qkv_proj", "attn.o_proj": "self_attn.o_proj attention.o_proj",
+                "attn_post_norm": "post_attention_layernorm attn_ln", "mlp_post_norm": "post_mlp_layernorm mlp_ln",
+                "mlp.gate_up_proj": Stored(name="mlp.up_gate_proj", interleaved=True, groups=1, order=(1, 0)),
+            },
+            tensors=dict.fromkeys(("mlp.gate_proj.bias", "mlp.up_proj.bias"), _NO_BIAS),
+            renames=((r"^new\.", "gte."), (r"(^|\.)encoder\.layer\.", r"\1layers.")),
+        ),
+        mlp=dict(gated=True),
+    ),
+    # Jina Embeddings 3 (Sturua et al. 2024), without the adapters of tasks: XLM-RoBERTa with rope.
+    "jina_embeddings_v3": recipe(
+        _turned,
+        defaults=dict(
+            vocab_size=250002, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, type_vocab_size=1,
+            intermediate_size=4096, layer_norm_eps=1e-5, rope_theta=20000.0, max_position_embeddings=8194,
+        ),
+        names=partial(
+            bert_names, "roberta.", layer="layers.{i}.",
+            changes={
+                "attn.qkv_proj": "mixer.Wqkv", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2",
+                "attn.o_proj": "self_attn.o_proj mixer.out_proj", "attn_post_norm": "post_attention_layernorm norm1",
+                "mlp_post_norm": "post_mlp_layernorm norm2",
+            },
+            renames=((r"(^|\.)encoder\.layers\.", r"\1layers."), (r"(^|\.)emb_ln\.", r"\1embeddings.LayerNorm.")),
+        ),
+        head=roberta_head,
+    ),
+    # Megatron's BERT: norms before the blocks and at the end, none of embeddings.
+    "megatron_bert": recipe(
+        _bert,
+        defaults=dict(
+            vocab_size=29056, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+        ),
+        names=partial(
+            bert_names, "bert.", changes=dict(attn_norm="attention.ln", mlp_norm="ln", final_norm="bert.encoder.ln"),
+        ),
+        **_PRE_NORM, embed_norm=False,
+    ),
     # ModernBERT (Warner et al. 2024): norms before the blocks, gated feed-forward, rope, layers with a window.
     "modernbert": recipe(
         _modernbert, defaults=_MODERNBERT,
@@ -286,6 +409,48 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
         _nomic_bert,
         names=partial(bert_names, "nomic_bert.", layer="layers.{i}.", renames=_NOMIC_RENAMES),
     ),
+    # RemBERT (Chung et al. 2020): BERT with smaller embeddings.
+    "rembert": recipe(
+        _bert,
+        defaults=dict(
+            vocab_size=250300, hidden_size=1152, num_hidden_layers=32, num_attention_heads=18, intermediate_size=4608,
+        ),
+        names=partial(bert_names, "rembert."),
+        embed_size=lambda config: config.size("input_embedding_size", 256),
+    ),
+    # RoFormer (Su et al. 2021): BERT with rope.
+    "roformer": recipe(
+        _roformer, defaults=dict(vocab_size=50000, max_position_embeddings=1536),
+        names=partial(bert_names, "roformer."),
+    ),
+    # RoBERTa with norms before its blocks and at the end (Ott et al. 2019).
+    "roberta_prelayernorm": recipe(
+        _roberta, defaults=dict(vocab_size=50265, hidden_size=768, pad_token_id=1),
+        names=partial(
+            bert_names, "roberta_prelayernorm.",
+            changes=dict(
+                attn_norm="attention.LayerNorm", mlp_norm="intermediate.LayerNorm",
+                final_norm="roberta_prelayernorm.LayerNorm",
+            ),
+        ),
+        **_PRE_NORM,
+    ),
+    # XLM-RoBERTa XL (Goyal et al. 2021): the same without a norm of embeddings.
+    "xlm_roberta_xl": recipe(
+        _roberta,
+        defaults=dict(
+            vocab_size=250880, hidden_size=2560, num_hidden_layers=36, num_attention_heads=32, type_vocab_size=1,
+            intermediate_size=10240, max_position_embeddings=514, layer_norm_eps=1e-5, pad_token_id=1,
+        ),
+        names=partial(
+            bert_names, "roberta.",
+            changes=dict(
+                attn_norm="attention.self_attn_layer_norm", mlp_norm="LayerNorm",
+                final_norm="roberta.encoder.LayerNorm",
+            ),
+        ),
+        **_PRE_NORM, embed_norm=False,
+    ),
     # RoBERTa (Liu et al. 2019), and CamemBERT and XLM-RoBERTa: BERT whose positions begin behind padding's id.
     "roberta": recipe(
         _roberta, defaults=dict(vocab_size=50265, hidden_size=768, pad_token_id=1),
@@ -299,6 +464,30 @@ ENCODER_FAMILIES: Mapping[str, Recipe] = {
     "blenderbot": recipe(
         bart_like, defaults=dict(max_position_embeddings=128), names=bart_names,
         pre_norm=True, final_norm=True,
+    ),
+    # FSMT, fairseq's WMT 19 (Ng et al. 2019): BART with sinusoids and no norm of embeddings.
+    "fsmt": recipe(
+        _fsmt,
+        defaults=dict(
+            activation_function="relu", scale_embedding=True, pad_token_id=1, d_model=1024, encoder_layers=12,
+            encoder_ffn_dim=4096, decoder_layers=12, decoder_ffn_dim=4096, encoder_attention_heads=16,
+            decoder_attention_heads=16,
+        ),
+        names=partial(
+            bart_names,
+            changes=dict(
+                embed_tokens=Stored(name=_FSMT_TOKENS, copies=("model.encoder.embed_tokens", _FSMT_HEAD)),
+                lm_head=_FSMT_HEAD,
+            ),
+        ),
+    ),
+    # Blenderbot Small: BART, whose decoder adds positions behind the norm of its embeddings, and does not scale them.
+    "blenderbot_small": recipe(
+        bart_like, defaults=dict(max_position_embeddings=512), names=bart_names,
+        embed_norm=True, positions_last=True, embed_scale=1.0,
+        encoder=dict(
+            positions_last=False, embed_scale=lambda c: root_of_size(c) if c.boolean("scale_embedding") else 1.0,
+        ),
     ),
     # M2M-100 and NLLB (Fan et al. 2020): BART with sinusoids that begin in row 2, and norms before its blocks.
     "m2m_100": recipe(

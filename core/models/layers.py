@@ -9,7 +9,7 @@ from functools import partial
 from ..stages import Array
 from .altup import altup_layer, join_streams, make_streams
 from .attention import attention, cross_attention
-from .constants import rows_of
+from .constants import pick_rows, rows_of
 from .feed_forward import dense_and_experts, experts_of, feed_forward
 from .layer_inputs import layer_inputs, place_images, read_input
 from .memory import Memory, Sight
@@ -62,10 +62,19 @@ def _sights(scope: Scope, spec: ModelSpec, memory: Memory) -> list[Sight]:
                 angles[number] = _angles(scope.inside(f"rope.{number}"), layer.attn.rope, memory)
             cos, sin = angles[number]
         if spec.num_relative_buckets:
-            own = f"layers.{i}.attn." if spec.relative_bias_by_layer else ""
-            bias = scope.param(f"{own}relative_bias.weight", spec.num_relative_buckets, layer.attn.num_heads)
+            own = scope.inside(f"layers.{i}.attn") if spec.relative_bias_by_layer else scope
+            bias = _relative_bias(own, spec, layer.attn.num_heads)
         sights.append(Sight(memory=memory, layer_idx=i, cos=cos, sin=sin, relative_bias=bias))
     return sights
+
+
+def _relative_bias(at: Scope, spec: ModelSpec, num_heads: int) -> Array:
+    """The bias of attention by distance, in the buckets of ops: [num_buckets, num_heads]."""
+    name, num_rows, rows = "relative_bias.weight", spec.num_relative_buckets, spec.relative_rows
+    if not rows:
+        return at.param(name, num_rows, num_heads)
+    parts = {name: num_rows}
+    return at.param("relative_biases", len(rows), num_heads, parts=parts, combine=partial(pick_rows, rows))
 
 
 def _angles(at: Scope, rope: RopeSpec, memory: Memory) -> tuple[Array, Array]:

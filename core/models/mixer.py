@@ -124,19 +124,32 @@ def _open(at: Scope, mixer: MixerSpec, sight: Sight) -> Recurrence:
 def _mamba(r: Recurrence, x: Array) -> Array:
     """[num_tokens, hidden_size] -> [num_tokens, num_heads * head_dim], as all of these."""
     at, mixer, ops = r.at, r.mixer, r.at.ops
-    size, keys, rank = mixer.num_heads, mixer.state_size, mixer.dt_rank
-    x, z = ops.split(at.linear("in_proj", x, 2 * size, at.hidden_size, bias=mixer.bias), (size, size))
+    size, keys, rank, groups = mixer.num_heads, mixer.state_size, mixer.dt_rank, mixer.num_key_heads
+    rows = {"in_x_proj": size, "in_z_proj": size}
+    both = at.fused("in_proj", x, rows, at.hidden_size, mixer.bias, num_groups=size, shard="replicated")
+    x, z = ops.split(both, (size, size))
     x = r.convolve(x)
-    # These are small, and what they make decides how long a state lasts.
-    dt_b_c = at.linear("x_proj", x, rank + 2 * keys, size, quantizable=False)
-    dt, b, c = ops.split(dt_b_c, (rank, keys, keys))
+    parts = ops.split(_by_group(r, "x_proj", x, rank + 2 * keys, size // groups), (rank, keys, keys))
+    dt, b, c = parts if groups == 1 else [ops.merge_heads(part) for part in parts]
     if mixer.norm is not None:
         dt = at.normalize(mixer.norm, "dt_norm", dt, rank)
         b = at.normalize(mixer.norm, "b_norm", b, keys)
         c = at.normalize(mixer.norm, "c_norm", c, keys)
-    dt = at.linear("dt_proj", dt, size, rank, quantizable=False)
+    dt = _by_group(r, "dt_proj", dt, size // groups, rank)
+    dt = dt if groups == 1 else ops.merge_heads(dt)
     y = r.scan(x, dt, b, c, (at.param("a_log", size, keys), at.param("d", size), at.param("dt_bias", size)))
     return ops.act_mul(ops.concat((z, y)), activation="silu")
+
+
+def _by_group(r: Recurrence, name: str, x: Array, out_features: int, in_features: int) -> Array:
+    """What each group of channels makes of its own values by a matrix of its own, [num_tokens, num_groups,
+    out_features]; of one group [num_tokens, out_features]. These are small, and what they make decides how long a
+    state lasts."""
+    num, at = r.mixer.num_key_heads, r.at
+    if num == 1:
+        return at.linear(name, x, out_features, in_features, quantizable=False)
+    weight = at.param(f"{name}.weight", num * out_features, in_features, kind="stacked", num_stacked=num)
+    return at.ops.expand_values(at.ops.split_heads(x, head_dim=in_features), weight, v_head_dim=out_features)
 
 
 def _mamba2(r: Recurrence, x: Array) -> Array:

@@ -194,9 +194,10 @@ def checkpoint_names(names: NameTable, spec: ModelSpec) -> NameTable:
     if adapted and not spec.tie_word_embeddings:  # each layer has a block of its own, with adapters of others, too
         ignore += [rf"_adapter_list\.({'|'.join(map(str, adapted))})\."]
     entries = dict(names.entries)
-    positions = names.entry("embed_positions.weight")
-    if spec.first_position and not spec.sinusoids and positions is not None:
-        entries["embed_positions.weight"] = dataclasses.replace(positions, skip_rows=spec.first_position)
+    for at in ("", "encoder."):
+        positions = names.entry(name := f"{at}embed_positions.weight")
+        if spec.first_position and positions is not None:
+            entries[name] = dataclasses.replace(positions, skip_rows=spec.first_position)
     return dataclasses.replace(names, entries=entries, ignore=(*names.ignore, *ignore))
 
 

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ModelError
+from ..ops.attention import MAX_DISTANCE
 from ..weights.names import NameTable, Stored
 from .config import NOTHING, HFConfig
+from .constants import distance_rows
 from .llama_like import ACTIVATIONS, gpt_like, llama_like, replace_layers
 from .name_tables import BART_LAYER, name_table
 from .spec import ModelSpec, NormSpec
@@ -121,8 +123,12 @@ def t5_like(config: HFConfig, *, bias_by_layer: bool = False, scales_output: boo
         num_decoder_layers=config.get("num_layers"),
         tie_word_embeddings=True,
     )
-    if config.size("relative_attention_max_distance") != 128:
-        raise ModelError(f"relative_attention_max_distance in {config.file} must be 128")
+    num_buckets, farthest = (config.size(f"relative_attention_{key}") for key in ("num_buckets", "max_distance"))
+    if not num_buckets // 2 < farthest <= MAX_DISTANCE:
+        raise ModelError(
+            f"relative_attention_max_distance ({farthest}) in {config.file} must be more than half of "
+            f"relative_attention_num_buckets ({num_buckets}), and at most {MAX_DISTANCE}"
+        )
     gate, _, name = config.text("feed_forward_proj").rpartition("-")
     name = config.text("dense_act_fn", "gelu_new" if (gate, name) == ("gated", "gelu") else name)
     if gate not in ("", "gated") or name not in ACTIVATIONS:
@@ -135,13 +141,15 @@ def t5_like(config: HFConfig, *, bias_by_layer: bool = False, scales_output: boo
     )  # fmt: skip
 
     def half(num_layers: str, **own: Any) -> ModelSpec:
+        rows = distance_rows(num_buckets, farthest, both_ways=own.get("kind") == "encoder")
         return llama_like(
             config.alias(num_hidden_layers=num_layers),
             has_rope="none",
             attn={"scale": 1.0},
             mlp={"gated": config.boolean("is_gated_act", gate == "gated")},
             max_position_embeddings=RELATIVE_LENGTH,
-            num_relative_buckets=config.size("relative_attention_num_buckets"),
+            num_relative_buckets=num_buckets,
+            relative_rows=() if farthest == MAX_DISTANCE else rows,
             relative_bias_by_layer=bias_by_layer,
             **own,
         )

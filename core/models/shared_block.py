@@ -22,9 +22,9 @@ def shared_block(
     x = block.normalize(norm, "mlp_norm", attention(at, attn, x, sight, in_size=2 * hidden, adapted=adapted))
     rows = {"gate_proj": size, "up_proj": size}
     up = mlp.fused("gate_up_proj", x, rows, hidden, shared.mlp.bias, num_groups=size)
-    up = ops.act_mul(
-        ops.add(up, _adapter(mlp, "adapter", shared, x, 2 * size, hidden)), activation=shared.mlp.activation
-    )
+    if shared.adapter_rank:
+        up = ops.add(up, _adapter(mlp, "adapter", shared, x, 2 * size, hidden))
+    up = ops.act_mul(up, activation=shared.mlp.activation)
     x = mlp.linear("down_proj", up, hidden, size, "row", shared.mlp.bias)
     return layer.linear("shared.out_proj", x, hidden, hidden)
 

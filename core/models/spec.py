@@ -329,7 +329,7 @@ class MixerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedSpec:
-    """A transformer block before a layer's mixer (Zamba 2), whose weights several layers share.
+    """A transformer block before a layer's mixer (Zamba), whose weights several layers share.
 
     It reads the residual stream beside the embeddings; what it gives is added to the mixer's input alone. Its
     attention is the layer's, which has keys and values of its own.
@@ -340,8 +340,8 @@ class SharedSpec:
     """the layer under whose name the weights are kept"""
     number: int
     """of the layer among those with such a block: which adapters are its own"""
-    adapter_rank: int
-    """of what each layer adds to the shared projections"""
+    adapter_rank: int = 0
+    """of what each layer adds to the shared projections; 0: nothing"""
     has_attn_adapter: bool = False
 
 
@@ -502,15 +502,21 @@ class ModelSpec:
     encoder, size of all embeddings, projected behind their norm"""
     embed_norm: bool = False
     """normalise the embeddings"""
+    positions_last: bool = False
+    """of a decoder: positions are added behind that norm"""
     layer_input_size: int = 0
     """each layer reads so many values of the tokens themselves (Gemma 4); 0 has none"""
     altup: AltUpSpec | None = None
     num_relative_buckets: int = 0
     """rows of a learned bias of attention by distance (T5's buckets), one for all layers; 0 has none"""
+    relative_rows: tuple[int, ...] = ()
+    """which of them those of ops are, where the model cuts distances into other buckets; empty: the same ones"""
     relative_bias_by_layer: bool = False
     """each layer has its own"""
     num_token_types: int = 0
     """rows of a learned embedding of token types (which text of a pair); 0 has none"""
+    num_task_types: int = 0
+    """rows of a learned embedding of tasks, of which the first is added to each token (ERNIE); 0 has none"""
     final_norm: bool = True
     """normalise the last layer's output"""
     final_eps: float = 0.0

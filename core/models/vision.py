@@ -29,11 +29,13 @@ def encode_images(ops: OpTable, spec: ModelSpec, params: Params, kv: KVCaches, b
 def rows_of_images(ops: OpTable, vision: VisionSpec, params: Params, batch: EncoderBatch) -> Array:
     """Rows as wide as the decoder, side by side where it reads several: [num_rows, num_row_parts * hidden_size]."""
     scope = Scope(ops, params, vision.encoder.hidden_size)
-    layers: dict[int, Array] = dict.fromkeys((*vision.joined, *(layer for layer, _ in vision.taps)))
+    layers: dict[int, Array] = dict.fromkeys((*vision.chosen, *vision.joined, *(layer for layer, _ in vision.taps)))
     patches = _embed(scope.inside("vision"), vision, batch)
     x = encoder(ops, vision.encoder, params, batch, "vision.", patches, layers)
     if vision.second is not None:
         x = encoder(ops, vision.second, params, batch, "second.", x, positions=batch.corner_ids[0])
+    if vision.chosen:
+        x = ops.concat([layers[i] for i in vision.chosen])
     if vision.joined:
         x = ops.concat((x, *(layers[i] for i in vision.joined)))
     parts = [_project(scope.inside("projector"), vision, vision.projector, x, batch)]
@@ -63,14 +65,14 @@ def _embed(at: Scope, vision: VisionSpec, batch: EncoderBatch) -> Array:
 
 def _project(at: Scope, vision: VisionSpec, projector: ProjectorSpec, x: Array, batch: EncoderBatch) -> Array:
     """Squares of patches as rows of the decoder's size: [num_rows, hidden_size]."""
-    ops, hidden = at.ops, vision.encoder.hidden_size
+    ops = at.ops
     if projector.patch_norm is not None:
         x = at.normalize(projector.patch_norm, "patch_norm", x)
     x = ops.stack_rows(x, batch.squares)
     if projector.is_mean:
         x = ops.mean_rows(x, batch.row_starts, batch.row_ends)
     if projector.norm is not None:
-        x = at.normalize(projector.norm, "norm", x, hidden * (1 if projector.is_mean else vision.merge**2))
+        x = at.normalize(projector.norm, "norm", x, projector.dense[0].in_features)
     for layer in projector.dense:
         x = at.dense(layer, x, num_joined=len(vision.joined))
     if len(batch.mixed_rows) > 0:

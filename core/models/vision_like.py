@@ -35,7 +35,7 @@ class VisionFamily:
 
 RENAMES = (
     (r"^(?:model\.)?(?:vision_tower\.vision_model|vision_model|vision_tower)\.", "vision_tower."),
-    (r"^(?:model\.)?(visual|multi_modal_projector|connector)\.", r"\1."),
+    (r"^(?:model\.)?(visual|multi_modal_projector|connector|aligner)\.", r"\1."),
     (r"^(?:model\.)?image_newline$", "image_newline"),
 )
 """From the names that versions of transformers have to those of entries."""

@@ -39,6 +39,8 @@ class VisionSpec:
     patch_bias: bool = True
     has_class: bool = False
     """a learned row stands before the patches of a tile; it takes part, and is left out in the end"""
+    extra_rows: int = 0
+    """1: it is a row of its image, after all; -1: the first patch of a tile is none"""
     class_last: bool = False
     """it has the last one of the learned positions, not the first"""
     first_place: int = 0
@@ -62,6 +64,8 @@ class VisionSpec:
     second: ModelSpec | None = None
     """reads what the encoder gives, and its own position embedding for each tile (Llama 3.2); its parameters begin
     with "second." """
+    chosen: tuple[int, ...] = ()
+    """layers of the encoder whose outputs stand side by side in the place of the last one's"""
     joined: tuple[int, ...] = ()
     """layers of the encoder whose outputs stand beside the last one's, in the projector's input"""
     tile_shapes: tuple[tuple[int, int], ...] = ()

@@ -29,28 +29,36 @@ from .wrappers import text_config
 
 
 def _llava(config: HFConfig, spec: ModelSpec) -> VisionSpec:
-    """Patches of CLIP's last layer but one, through two linear layers."""
-    is_newest = config.model_type == "llava_onevision"
+    """Patches of CLIP's last layer but one, or of several layers, through two linear layers."""
+    is_newest, is_vip = config.model_type == "llava_onevision", config.model_type == "vipllava"
+    tokens, layers = {"llava_onevision": 151646, "llava_next_video": 32001}, [-2, -5, -8, -11, 6] if is_vip else -2
     config = config.with_defaults(
-        vision_feature_layer=-1 if is_newest else -2, image_token_index=151646 if is_newest else 32000,
+        vision_feature_layer=-1 if is_newest else layers, image_token_index=tokens.get(config.model_type, 32000),
         vision_feature_select_strategy="full" if is_newest else "default",
     )  # fmt: skip
     inner = vision_config(config, "siglip_vision_model" if is_newest else "clip_vision_model").with_defaults(
         intermediate_size=4096, hidden_size=1024, patch_size=14, image_size=336, num_hidden_layers=24,
         num_attention_heads=16,
     )  # fmt: skip
-    encoder, fields = tower(inner, num_layers=_feature_layer(config, inner.num_layers()), final_norm=False)
-    if fields.get("has_class", False) != (config.text("vision_feature_select_strategy") == "default"):
-        raise ModelError(f"vision_feature_select_strategy in {config.file} does not fit its encoder of images")
+    read = _feature_layers(config, inner.num_layers())
+    encoder, fields = tower(inner, num_layers=max(read), final_norm=False)
+    strategy = config.text("vision_feature_select_strategy")
+    extra_rows = fields.get("has_class", False) - (strategy == "default")
+    may_differ = config.model_type == "llava" and encoder.num_learned_positions > 0
+    if strategy not in ("default", "full") or (extra_rows and not may_differ):
+        raise ModelError(f"vision_feature_select_strategy in {config.file} is {strategy!r}, which is not served")
     bias = config.boolean("multimodal_projector_bias", True)
-    dense = two_linears(config, encoder.hidden_size, spec, bias=bias)
+    eps, chosen = config.number("projector_layernorm_eps", 1e-5), tuple(n - 1 for n in read) if len(read) > 1 else ()
+    norm = NormSpec(kind="layer", eps=eps, bias=True) if is_vip else None
+    dense = two_linears(config, encoder.hidden_size * len(read), spec, bias=bias, norm=norm)
+    fields |= {"chosen": chosen, "extra_rows": extra_rows}
     return VisionSpec(encoder=encoder, projector=dense, image_token_id=image_token(config), **fields)
 
 
 def _llava_next(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     """The whole picture and its tiles, put together line by line."""
     vision = _llava(config, spec)
-    points = config.get("image_grid_pinpoints") or (_PINPOINTS if config.model_type == "llava_next" else None)
+    points = config.get("image_grid_pinpoints") or (_PINPOINTS if config.model_type != "llava_onevision" else None)
     if points is None:
         points = [[384 * i, 384 * j] for i in range(1, 7) for j in range(1, 7)]
     try:
@@ -71,7 +79,7 @@ def _mistral3(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     config = config.with_defaults(vision_feature_layer=-1, image_token_index=10, spatial_merge_size=2)
     encoder, fields = tower(vision_config(config, "pixtral"))
     depth = encoder.num_layers
-    if _feature_layer(config, depth) != depth:
+    if _feature_layers(config, depth) != [depth]:
         raise ModelError(f"vision_feature_layer in {config.file} is not the last one, which alone can be served")
     merge, hidden = config.size("spatial_merge_size"), encoder.hidden_size
     merging = DenseSpec(name="merging", in_features=hidden * merge**2, out_features=hidden, bias=False)
@@ -87,18 +95,27 @@ def _mistral3(config: HFConfig, spec: ModelSpec) -> VisionSpec:
     )
 
 
-def _feature_layer(config: HFConfig, num_layers: int) -> int:
-    """How many layers stand before the patches that are read; those of several layers side by side are an error."""
+def _feature_layers(config: HFConfig, num_layers: int) -> list[int]:
+    """How many layers stand before the patches that are read; those of several layers stand side by side."""
     value = config["vision_feature_layer"]
-    chosen = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(chosen, int):
-        raise ModelError(f"vision_feature_layer in {config.file} is {value!r}; one layer can be served")
-    behind = chosen if chosen >= 0 else num_layers + 1 + chosen
-    if not 0 < behind <= num_layers:
+    chosen = value if isinstance(value, list) else [value]
+    if not chosen or any(type(n) is not int for n in chosen):
+        raise ModelError(f"vision_feature_layer in {config.file} must be a layer or a list of layers, got {value!r}")
+    behind = [n if n >= 0 else num_layers + 1 + n for n in chosen]
+    if not all(0 < n <= num_layers for n in behind):
         raise ModelError(
             f"vision_feature_layer in {config.file} is {value!r}, but its encoder has {num_layers} layers"
         )
     return behind
+
+
+def _deepseek_vl(config: HFConfig, spec: ModelSpec) -> VisionSpec:
+    """SigLIP's patches through two linear layers."""
+    config = config.with_defaults(image_token_id=100015)
+    encoder, fields = tower(vision_config(config, "siglip_vision_model"))
+    sizes = (encoder.hidden_size, spec.hidden_size, spec.hidden_size)
+    dense = projector(sizes, ("linear1", "linear2"), "gelu")
+    return VisionSpec(encoder=encoder, projector=dense, image_token_id=image_token(config), **fields)
 
 
 def _paligemma(config: HFConfig, spec: ModelSpec) -> VisionSpec:
@@ -348,6 +365,7 @@ _LLAMA4 = _family(
 VIT_FAMILIES: Mapping[str, VisionFamily] = {
     "aya_vision": _COHERE,
     "cohere2_vision": _COHERE,
+    "deepseek_vl": _family(_deepseek_vl, {f"projector.linear{n}": f"aligner.linear{n}" for n in (1, 2)}),
     "gemma3": _family(
         _gemma3,
         {"projector.norm": f"{_AT}mm_soft_emb_norm"},
@@ -361,6 +379,7 @@ VIT_FAMILIES: Mapping[str, VisionFamily] = {
     ),
     "llava/pixtral": _pixtral_family(_llava, _LINEARS),
     "llava_next": _LLAVA_NEXT,
+    "llava_next_video": _LLAVA_NEXT,
     "llava_onevision": _LLAVA_NEXT,
     "mistral3": _pixtral_family(
         _mistral3,
@@ -372,5 +391,11 @@ VIT_FAMILIES: Mapping[str, VisionFamily] = {
     ),
     "paligemma": _family(_paligemma, {"projector.linear": f"{_AT}linear"}),
     "smolvlm": _IDEFICS3,
+    "vipllava": _family(
+        _llava,
+        {"projector.norm": f"{_AT}projector_layernorm", **_LINEARS},
+        unread=_BEHIND,
+        encoders=("clip_vision_model",),
+    ),
 }
 """By model_type, and "/" with the kind of its encoder where that has other names."""

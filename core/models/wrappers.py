@@ -22,19 +22,23 @@ _AROUND: Mapping[str, str] = {
     "exaone4": "exaone4_5",
     "gemma": "paligemma",
     "gemma3_text": "shieldgemma2",
-    "glm4v_text": "glm46v",
+    "glm4v_text": "glm46v glmga",
     "granite": "granite_speech",
     "hyperclovax": "hyperclovax_vision_v2",
     "internlm2": "internvl_chat",
     "lfm2": "lfm2_vl",
-    "llama": "deepseek_vl idefics3 janus llava llava_next llava_next_video smolvlm video_llava vipllava voxtral",
+    "lfm3": "lfm3_vl",
+    "llama": "deepseek_vl deepseek_vl_hybrid idefics3 janus llava llava_next llava_next_video perception_lm smolvlm "
+    "video_llava vipllava voxtral",
     "mistral": "idefics2 mistral3",
     "mllama_text_model": "mllama",
+    "nemotron_h": "nemotron_h_omni",
     "persimmon": "fuyu",
     "phi3": "phi4_multimodal",
-    "qwen2": "got_ocr2 internvl llava_onevision ovis2 qwen2_audio video_llama_3",
+    "qwen2": "fast_vlm got_ocr2 internvl llava_onevision ovis2 qwen2_audio video_llama_3",
     "qwen2_5_omni_text": "qwen2_5_omni_thinker",
-    "qwen3": "lighton_ocr",
+    "qwen3": "lighton_ocr qianfan_ocr",
+    "qwen3_5_text": "minicpm_ocr minicpmv4_6 minicpmv4_7",
     "qwen3_omni_moe_text": "qwen3_omni_moe_thinker",
 }
 """The language models of others."""
@@ -44,9 +48,13 @@ WRAPPERS = {
 }
 """model_type -> the language model's, where its config does not say."""
 UNREAD: Mapping[str, str] = {
-    "vision_tower multi_modal_projector": "aria aya_vision cohere2_vision gemma3 got_ocr2 internvl kimi_vl lfm2_vl "
-    "llava llava_next llava_next_video llava_onevision mistral3 paligemma shieldgemma2 vipllava",
-    "visual": "cohere_compass exaone4_5 glm46v glm4v glm4v_moe glm_ocr qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe",
+    "vision_tower multi_modal_projector": "aria aya_vision cohere2_vision fast_vlm gemma3 got_ocr2 internvl kimi_vl "
+    "lfm2_vl lfm3_vl llava llava_next llava_next_video llava_onevision mistral3 paligemma perception_lm "
+    "shieldgemma2 vipllava",
+    "vision_tower multi_modal_projector vision_model mlp1": "qianfan_ocr",
+    "vision_tower merger": "minicpm_ocr minicpmv4_6 minicpmv4_7",
+    "visual": "cohere_compass exaone4_5 glm46v glm4v glm4v_moe glm_ocr glmga qwen2_5_vl qwen2_vl qwen3_vl "
+    "qwen3_vl_moe",
     "visual mtp": "qwen3_5 qwen3_5_moe",
     "visual projector mlp_AR": "paddleocr_vl",
     "visual audio_tower": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",
@@ -63,7 +71,9 @@ UNREAD: Mapping[str, str] = {
     "vision_model vision_encoder projector mm_projector": "video_llama_3",
     "vision_model multi_modal_projector": "llama4 mllama",
     "vision_model mlp1": "internvl_chat",
-    "vision_model aligner": "deepseek_vl janus",
+    "vision_model aligner": "deepseek_vl deepseek_vl_hybrid janus",
+    "high_res_vision_model high_res_vision_neck high_res_vision_proj high_res_vision_alpha": "deepseek_vl_hybrid",
+    "vision_model vision_final_layernorm multi_modal_projector mlp1 audio_tower embed_audio": "nemotron_h_omni",
     "vqmodel generation_aligner generation_embeddings generation_head": "janus",
     "vision_encoder vision_projection": "lighton_ocr",
     "vision_tower mm_projector": "kimi_k25",
@@ -117,7 +127,7 @@ def text_names(names: NameTable, outer: str = "") -> NameTable:
         ignore=(*names.ignore, rf"^(?:model\.)?(?:{unread})(?:\.|$)") if unread else names.ignore,
         renames=(
             (r"^thinker\.", ""),
-            (rf"{inside}(?={names.base_prefix}|lm_head\.)", ""),
+            (rf"{inside}(?={names.base_prefix}|model\.|lm_head\.)", ""),
             (inside, names.base_prefix),
             *names.renames,
         ),

@@ -78,7 +78,7 @@ def image_step_bytes(config: RunnerConfig) -> int:
     mlp, num_patches = encoder.layers[0].mlp, min(MAX_PATCHES, config.num_image_rows * vision.merge**2)
     if vision.is_crossed:
         num_patches = config.groups[cross_group(config.groups)].num_tokens
-    kept = 2 + len(vision.joined) + len(vision.taps)
+    kept = 2 + len(vision.chosen) + len(vision.joined) + len(vision.taps)
     wide = mlp.intermediate_size * (1 + mlp.gated) * (size + 2 * DTYPE_BYTES["float32"])
     return num_patches * (encoder.num_features * DTYPE_BYTES["float32"] + encoder.hidden_size * kept * size + wide)
 
@@ -214,6 +214,10 @@ def _layout(vision: VisionSpec, grid: tuple[int, int]) -> Mapping[str, npt.NDArr
         layout["positions"] = np.concatenate([[own], positions + (not vision.class_last)])
         layout["places"] = np.concatenate([np.zeros((1, 2), np.int64), layout["places"]])
         layout["class_rows"] = np.concatenate([[0], np.full(len(patches), -1)])
+    if vision.extra_rows > 0:
+        layout["squares"] = np.concatenate([[[0]], layout["squares"]])
+    elif vision.extra_rows < 0:
+        layout["squares"] = squares[1:]
     return layout
 
 

@@ -240,7 +240,7 @@ def _num_rows(tile: Tile, vision: VisionSpec) -> int:
         return 1
     if tile.rows is not None:
         return len(tile.rows)
-    return len(tile.patches) // vision.merge**2
+    return len(tile.patches) // vision.merge**2 + vision.extra_rows
 
 
 def _at_places(token_ids: Sequence[int], tiles: Sequence[Tile], vision: VisionSpec) -> list[ImageInput]:

@@ -42,6 +42,24 @@ CASES = (
         {"dim": 64, "hidden_dim": 88, "n_layers": 3, "n_heads": 4, "sinusoidal_pos_embds": True},
     ),
     Case("mpnet", "mpnet", {"pad_token_id": 1, "max_position_embeddings": 300}, has_sdpa=False),
+    Case(
+        "mpnet_more_buckets", "mpnet",
+        {"pad_token_id": 1, "max_position_embeddings": 300, "relative_attention_num_buckets": 40},
+        has_sdpa=False,
+    ),
+    Case("albert", "albert", {"embedding_size": 24, "num_hidden_groups": 1}, has_types=True),
+    Case("data2vec_text", "data2vec-text", ROBERTA),
+    Case("ernie", "ernie", has_types=True),
+    Case("ernie_tasks", "ernie", {"use_task_id": True, "task_type_vocab_size": 3}, has_types=True),
+    Case("gte", "gte", {"pad_token_id": 1}),
+    Case("gte_no_types", "gte", {"type_vocab_size": 0, "hidden_act": "gelu_new", "rope_theta": 500000.0}),
+    Case("jina_embeddings_v3", "jina_embeddings_v3", ROBERTA),
+    Case("megatron_bert", "megatron-bert", has_types=True, has_sdpa=False),
+    Case("rembert", "rembert", {"input_embedding_size": 24}, has_types=True, has_sdpa=False),
+    Case("roformer", "roformer", has_types=True, has_sdpa=False),
+    Case("roformer_small_embeddings", "roformer", {"embedding_size": 24, "hidden_act": "relu"}, has_sdpa=False),
+    Case("roberta_prelayernorm", "roberta-prelayernorm", ROBERTA),
+    Case("xlm_roberta_xl", "xlm-roberta-xl", ROBERTA),
     Case("modernbert", "modernbert", {"local_attention": 8, "num_hidden_layers": 5}),
     Case(
         "modernbert_biases_mean",
@@ -75,7 +93,8 @@ def make_checkpoint(case: Case, folder: Path, auto: str) -> Path:
     config = transformers.AutoConfig.for_model(case.model_type, **{**TINY, **case.config})
     model = getattr(transformers, auto).from_config(config, attn_implementation="eager", dtype=torch.float32)
     generator = torch.Generator().manual_seed(7)
-    for name, parameter in model.named_parameters():
+    learned = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in learned.items():
         values = torch.randn(parameter.shape, generator=generator)
         if parameter.dim() == 1:
             is_norm_weight = "norm" in name.lower() and name.endswith("weight")

@@ -66,6 +66,46 @@ PUBLISHED_ENCODERS: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 12, "num_key_value_heads": 12, "rms_norm_eps": 1e-05, "rope_theta": 250000,
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256, "pad_token_id": 128001,
     },
+    "albert_base_v2": {
+        **_BERT, "model_type": "albert", "embedding_size": 128, "hidden_act": "gelu_new", "inner_group_num": 1,
+        "num_hidden_groups": 1, "vocab_size": 30000, "net_structure_type": 0,
+    },
+    "data2vec_text_base": {**_ROBERTA, "model_type": "data2vec-text", "vocab_size": 50265},
+    "ernie_2_0_base_en": {**_BERT, "model_type": "ernie", "type_vocab_size": 4},
+    "ernie_3_0_base_zh": {
+        **_BERT, "model_type": "ernie", "layer_norm_eps": 1e-5, "max_position_embeddings": 2048,
+        "task_type_vocab_size": 3, "type_vocab_size": 4, "use_task_id": True, "vocab_size": 40000,
+    },
+    "gte_multilingual_base": {
+        **_BERT, "model_type": "gte", "max_position_embeddings": 8192, "pad_token_id": 1, "type_vocab_size": 1,
+        "vocab_size": 250048,
+    },
+    "jina_embeddings_v3": {
+        **_ROBERTA, "model_type": "jina_embeddings_v3", "vocab_size": 250002, "hidden_size": 1024,
+        "intermediate_size": 4096, "max_position_embeddings": 8194, "num_attention_heads": 16,
+        "num_hidden_layers": 24, "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
+    },
+    "megatron_bert_cased_345m": {
+        **_BERT, "model_type": "megatron-bert", "hidden_size": 1024, "intermediate_size": 4096,
+        "num_attention_heads": 16, "num_hidden_layers": 24, "vocab_size": 29056,
+    },
+    "rembert": {
+        **_BERT, "model_type": "rembert", "hidden_size": 1152, "input_embedding_size": 256,
+        "intermediate_size": 4608, "num_attention_heads": 18, "num_hidden_layers": 32,
+        "output_embedding_size": 1664, "vocab_size": 250300,
+    },
+    "roformer_chinese_base": {
+        **_BERT, "model_type": "roformer", "embedding_size": 768, "max_position_embeddings": 1536,
+        "rotary_value": False, "vocab_size": 50000,
+    },
+    "efficient_mlm_m0_40": {
+        **_ROBERTA, "model_type": "roberta-prelayernorm", "vocab_size": 50265, "hidden_size": 1024,
+        "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
+    },
+    "xlm_roberta_xl": {
+        **_ROBERTA, "model_type": "xlm-roberta-xl", "vocab_size": 250880, "hidden_size": 2560,
+        "intermediate_size": 10240, "num_attention_heads": 32, "num_hidden_layers": 36,
+    },
     "embeddinggemma_300m": {
         "model_type": "gemma3_text", "attention_bias": False, "final_logit_softcapping": None, "head_dim": 256,
         "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 768, "intermediate_size": 1152,

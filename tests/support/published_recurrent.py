@@ -143,6 +143,15 @@ PUBLISHED_RECURRENT: Mapping[str, Mapping[str, Any]] = {
         ).items()
         if key != "intermediate_size"
     },
+    "zamba_7b_v1": {
+        "model_type": "zamba", "vocab_size": 32000, "hidden_size": 3712, "num_hidden_layers": 76,
+        "attention_hidden_size": 7424, "intermediate_size": 14848, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "n_mamba_heads": 2, "hidden_act": "gelu", "hidden_mamba_act": "silu",
+        "attn_layer_offset": 4, "attn_layer_period": 6, "mamba_conv_bias": True, "mamba_d_conv": 4,
+        "mamba_d_state": 16, "mamba_dt_rank": 232, "mamba_expand": 2, "mamba_proj_bias": False,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    },
     "zamba2_2_7b": {
         "model_type": "zamba2", "vocab_size": 32000, "hidden_size": 2560, "num_hidden_layers": 54,
         "intermediate_size": 10240, "num_attention_heads": 32, "num_key_value_heads": 32, "n_mamba_heads": 80,

@@ -43,6 +43,19 @@ PUBLISHED_SEQ2SEQ: Mapping[str, Mapping[str, Any]] = {
         "scalable_attention": True,
     },
     "bart_large_cnn": _BART,
+    "blenderbot_small_90m": {
+        **_BART, "model_type": "blenderbot-small", "bos_token_id": 1, "d_model": 512, "decoder_ffn_dim": 2048,
+        "decoder_layers": 8, "decoder_start_token_id": 1, "encoder_ffn_dim": 2048, "encoder_layers": 8,
+        "max_position_embeddings": 512, "pad_token_id": 0, "scale_embedding": True, "vocab_size": 54944,
+    },
+    "mvp": {**_BART, "model_type": "mvp", "vocab_size": 50267, "use_prompt": False},
+    "wmt19_en_de": {
+        "model_type": "fsmt", "activation_function": "relu", "bos_token_id": 0, "d_model": 1024,
+        "decoder_attention_heads": 16, "decoder_ffn_dim": 4096, "decoder_layers": 6, "decoder_start_token_id": 2,
+        "encoder_attention_heads": 16, "encoder_ffn_dim": 8192, "encoder_layers": 6, "eos_token_id": 2,
+        "is_encoder_decoder": True, "langs": ["en", "de"], "max_position_embeddings": 1024, "pad_token_id": 1,
+        "scale_embedding": True, "src_vocab_size": 42024, "tgt_vocab_size": 42024, "tie_word_embeddings": False,
+    },
     "plbart_base": {
         **_BART, "model_type": "plbart", "d_model": 768, "decoder_attention_heads": 12, "decoder_ffn_dim": 3072,
         "decoder_layers": 6, "encoder_attention_heads": 12, "encoder_ffn_dim": 3072, "encoder_layers": 6,

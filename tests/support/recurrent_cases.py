@@ -32,6 +32,10 @@ ZAMBA2: Mapping[str, Any] = {
     "mamba_d_state": 12, "chunk_size": 8, "num_mem_blocks": 2, "adapter_rank": 6, "use_mem_rope": True,
     "num_attention_heads": 8, "num_key_value_heads": 8,
 }  # fmt: skip
+ZAMBA: Mapping[str, Any] = {
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "n_mamba_heads": 2,
+    "mamba_d_state": 12, "mamba_dt_rank": 6,
+}  # fmt: skip
 NO_ROPE = {"rope_theta": None, "rope_type": "default"}
 LFM3: Mapping[str, Any] = {
     "layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "head_dim": 16, "sliding_window": 6,
@@ -65,6 +69,8 @@ RECURRENT_CASES = (
     Case("qwen3_5", "qwen3_5_text", DELTA),
     Case("qwen3_5_moe", "qwen3_5_moe_text", DELTA),
     Case("zamba2", "zamba2", ZAMBA2, lengths=(8, 5)),
+    Case("zamba", "zamba", ZAMBA),
+    Case("zamba_untied", "zamba", {**ZAMBA, "tie_word_embeddings": False, "n_mamba_heads": 1}, lengths=(9, 4)),
     Case("lfm2", "lfm2", {**CONV, "block_multiple_of": 8}),
     Case("lfm2_moe", "lfm2_moe", CONV),
     Case("lfm3", "lfm3", LFM3),

@@ -99,6 +99,30 @@ VISION_CASES = (
         name="llava_siglip_qwen2",
     ),
     VisionCase(
+        "llava", "llama", "clip_vision_model", "LlavaImageProcessorPil", settings=LLAVA,
+        config={"vision_feature_layer": [-1, 1, -2]}, name="llava_layers",
+    ),
+    VisionCase(
+        "llava", "llama", "clip_vision_model", "LlavaImageProcessorPil", settings=LLAVA,
+        config={"vision_feature_select_strategy": "full"}, name="llava_class",
+    ),
+    VisionCase(
+        "llava", "llama", "siglip_vision_model", "SiglipImageProcessorPil", settings=SQUARE,
+        config={"vision_feature_layer": -1}, name="llava_siglip_default",
+    ),
+    VisionCase(
+        "vipllava", "llama", "clip_vision_model", "CLIPImageProcessorPil", settings=LLAVA,
+        config={"vision_feature_layer": [-1, 1], "projector_layernorm_eps": 1e-3},
+    ),
+    VisionCase(
+        "deepseek_vl", "llama", "siglip_vision_model", "DeepseekVLImageProcessorPil",
+        settings={"size": {"height": 28, "width": 28}, "min_size": 7},
+    ),
+    VisionCase(
+        "llava_next_video", "llama", "clip_vision_model", "LlavaNextImageProcessorPil",
+        config=PINPOINTS, settings={**LLAVA, **PINPOINTS},
+    ),
+    VisionCase(
         "paligemma",
         "gemma",
         "siglip_vision_model",

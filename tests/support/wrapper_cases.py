@@ -11,6 +11,7 @@ import torch
 
 from paged_model import Case, assert_close, load_folder, make_sequences, randomise, tiny_sizes
 from recent_cases import COMPASS, GEMMA3N
+from recurrent_cases import LFM3, NEMOTRON_H
 
 TOWER_SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "embed_dim": 32, "intermediate_size": 40, "num_hidden_layers": 1, "depth": 1, "num_layers": 1,
@@ -131,6 +132,16 @@ WRAPPER_CASES = (
         tower_sizes=TOKENIZER,
     ),
     WrapperCase("gemma3n", "gemma3n_text", GEMMA3N),
+    WrapperCase("deepseek_vl_hybrid", "llama"),
+    WrapperCase("fast_vlm", "qwen2"),
+    WrapperCase("glmga", "glm4v_text", {"rope_parameters": HALF_MROPE}),
+    WrapperCase("lfm3_vl", "lfm3", LFM3),
+    WrapperCase("minicpm_ocr", "qwen3_5_text", DELTA),
+    WrapperCase("minicpmv4_6", "qwen3_5_text", DELTA),
+    WrapperCase("minicpmv4_7", "qwen3_5_text", DELTA),
+    WrapperCase("nemotron_h_omni", "nemotron_h", NEMOTRON_H, tower_sizes={"video_temporal_patch_size": 2}),
+    WrapperCase("perception_lm", "llama", tower_sizes={"model_args": {"embed_dim": 32}}),
+    WrapperCase("qianfan_ocr", "qwen3", {"head_dim": 16}, is_reversible=False),
     WrapperCase("qwen2_audio", "qwen2"),
     WrapperCase("granite_speech", "granite", {"attention_multiplier": 0.1}),
     WrapperCase("qwen2_5_omni_thinker", "qwen2_5_omni_text", {"rope_parameters": MROPE}, name="qwen2_5_omni"),

@@ -3,6 +3,7 @@
 import dataclasses
 
 from ...errors import ModelError
+from ...weights.names import Stored
 from ..config import HFConfig
 from ..hybrids import BACKBONE, mixer_modules, mixer_tensors, read_mamba2
 from ..llama_like import llama_like, read_activation
@@ -17,23 +18,26 @@ _KINDS = {
 _SHARED, _EXPERT = "mixer.shared_experts.", "mixer.experts.{j}."
 WEIGHTS = name_table(
     {
-        **BACKBONE,
-        "mlp_norm": "norm",
-        **mixer_modules("mixer."),
+        **BACKBONE, **mixer_modules("mixer."), "mlp_norm": "norm",
         **{f"attn.{name}_proj": f"mixer.{name}_proj" for name in "qkvo"},
         **{f"mlp.{name}_proj": f"mixer.{name}_proj" for name in ("up", "down")},
         **{f"mlp.shared.{name}_proj": f"{_SHARED}{name}_proj" for name in ("up", "down")},
         **{f"mlp.experts.{{j}}.{name}_proj": f"{_EXPERT}{name}_proj" for name in ("up", "down")},
-        "mlp.router": "mixer.gate",
-        "mlp.latent_in": "mixer.fc1_latent_proj",
+        "mlp.router": "mixer.gate", "mlp.latent_in": "mixer.fc1_latent_proj",
         "mlp.latent_out": "mixer.fc2_latent_proj",
     },
     layer="backbone.layers.{i}.",
-    tensors={**mixer_tensors("mixer."), "mlp.router.correction": "mixer.gate.e_score_correction_bias"},
+    tensors={
+        **mixer_tensors("mixer."), "mlp.router.correction": "mixer.gate.e_score_correction_bias",
+        **{
+            f"mlp.experts.{name}_proj.weight": Stored(name=f"mixer.experts.{name}_proj", stacked=True)
+            for name in ("up", "down")
+        },
+    },
     base_prefix="backbone.",
     ignore=(r"^mtp\.",),
     renames=((r"^model\.", "backbone."),),
-)
+)  # fmt: skip
 
 
 def to_spec(config: HFConfig) -> ModelSpec:

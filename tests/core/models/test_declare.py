@@ -26,7 +26,7 @@ SIZES = {
 OWN_SIZES = {"gemma3n_text": {"num_kv_shared_layers": 1}, "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 8}}
 ADDS_ONE = r"((vault|recurrent_)?gemma(?!4|3n)|nemotron$|qwen3_(next|5))"
 """Families whose norms, but for those of recurrences, are stored less one."""
-EMBEDDINGS = ("embed_tokens.weight", "embed_layers.weight")
+EMBEDDINGS = ("embed_tokens.weight", "embed_layers.weight", "encoder.embed_tokens.weight")
 
 
 @pytest.mark.parametrize("model_type", family_names())

@@ -51,7 +51,7 @@ def test_a_model_whose_encoder_is_not_known_is_its_language_model() -> None:
     assert family_of(other).weights == family_of(other, with_images=False).weights
 
 
-@pytest.mark.parametrize(("layer", "count"), [(..., 23), (-2, 23), ([-2], 23), (-1, 24), (3, 3)])
+@pytest.mark.parametrize(("layer", "count"), [(..., 23), (-2, 23), ([-2], 23), (-1, 24), (3, 3), ([-2, 5], 23)])
 def test_the_layer_of_llava_whose_patches_are_read(layer: Any, count: int) -> None:
     raw = {key: value for key, value in {**LLAVA, "vision_feature_layer": layer}.items() if value is not ...}
     vision = read_spec(HFConfig(raw)).vision
@@ -59,7 +59,14 @@ def test_the_layer_of_llava_whose_patches_are_read(layer: Any, count: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("layer", "told"), [([-2, -5], "one layer"), ("last", "one layer"), (-25, "24 layers"), (0, "24 layers")]
+    ("layer", "told"),
+    [
+        ([], "list of layers"),
+        ("last", "list of layers"),
+        ([-2, True], "list of layers"),
+        (-25, "24 layers"),
+        (0, "24"),
+    ],
 )
 def test_a_layer_that_cannot_be_read_is_told_with_a_way_out(layer: Any, told: str) -> None:
     config = HFConfig({**LLAVA, "vision_feature_layer": layer})

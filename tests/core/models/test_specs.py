@@ -95,7 +95,7 @@ def test_sizes_alone_take_the_defaults_of_the_config_class(model_type: str) -> N
 
     if model_type in ("gpt2", "gpt_bigcode", "openai_gpt"):
         sizes: dict[str, Any] = {"vocab_size": 500, "n_embd": 48, "n_layer": 3, "n_head": 4}
-    elif model_type in {config["model_type"] for config in seq2seq.values()}:
+    elif model_type in {config["model_type"].replace("-", "_") for config in seq2seq.values()}:
         sizes = dict(SEQ2SEQ_SIZES)
     else:
         sizes = {
