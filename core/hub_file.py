@@ -44,29 +44,28 @@ def fetch_file(repo: str, name: str, revision: str, repo_folder: Path) -> None:
             if file.tell() > metadata.size:
                 file.truncate(0)
             http_get(metadata.location, file, resume_size=file.tell(), headers=headers, expected_size=metadata.size)
-            file.flush()
-            os.fsync(file.fileno())
-        _verify(partial, metadata.etag, f"{repo}/{name}")
-        os.replace(partial, blob)
+        put_in_place(partial, blob, metadata.etag, f"{repo}/{name}")
     link = repo_folder / "snapshots" / revision / name
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(os.path.relpath(blob, link.parent))
 
 
-def _verify(path: Path, etag: str, name: str) -> None:
-    """A large file's etag is its SHA-256, a small one's its git id. A wrong file is removed."""
-    if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", etag):
-        return
-    with open(path, "rb") as file:
-        if len(etag) == 64:
+def put_in_place(fetched: Path, path: Path, etag: str, name: str) -> None:
+    """Make a file that has arrived, and lies on the same disk, the file `path`. etag: the SHA-256 of a large file of
+    the hub, the git id of a small one. Raises ModelError, and removes the file, if it has another."""
+    with open(fetched, "rb+") as file:
+        os.fsync(file.fileno())
+        digest = etag
+        if re.fullmatch("[0-9a-f]{64}", etag):
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        else:
-            header = f"blob {path.stat().st_size}\0".encode()
+        elif re.fullmatch("[0-9a-f]{40}", etag):
+            header = f"blob {fetched.stat().st_size}\0".encode()
             digest = hashlib.sha1(header + file.read()).hexdigest()
     if digest != etag:
-        path.unlink()
+        fetched.unlink()
         raise ModelError(
-            f"{name} arrived damaged: its hash is {digest[:12]}..., the hub says {etag[:12]}...",
+            f"{name} arrived damaged: its hash is {digest[:12]}..., expected {etag[:12]}...; it was thrown away",
             remedies=["the same command again"],
         )
+    fetched.replace(path)

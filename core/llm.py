@@ -4,18 +4,17 @@ import dataclasses
 import itertools
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
 
 import numpy as np
 
 from .beam_search import Beam, BeamSearch, BeamSearchParams, read_beam_search
 from .config import EngineConfig
 from .engine.build import Built, build_engine
-from .engine.engine import Engine
+from .engine.shared import SharedEngine
 from .errors import ModelError, RequestError
 from .llm_inputs import (
     as_conversations,
@@ -37,6 +36,7 @@ from .pooling.params import PoolingParams
 from .pooling.tasks import PoolingRequest, TextInput
 from .sampling.params import SamplingParams
 from .sampling.validate import MAX_LOGPROBS
+from .stack_limit import check_stack
 from .stages import CompletionOutput, FloatArray, RequestOutput
 from .text.chat import ChatTemplate, read_template
 from .text.inputs import token_ids
@@ -123,15 +123,13 @@ class LLM:
         return self
 
     def _start(self, config: EngineConfig, report: Callable[[str], None]) -> None:
+        check_stack()
         self.config = config
-        self._closed = True
         if config.model.chat_template:
             read_template(config.model.chat_template)  # a wrong one is told before anything is loaded
         self.built: Built = build_engine(config, report)
-        self._closed = False
+        self._shared = SharedEngine(self.built.engine)
         self._ids = itertools.count()
-        self._lock = threading.RLock()  # around the engine and `_latest`
-        self._latest: dict[str, RequestOutput] = {}
         self._chat_template: ChatTemplate | None = None
         self._image_reader: ImageReader | None = None
 
@@ -241,8 +239,9 @@ class LLM:
         else:
             prepared = self._chat_tokens(prompt)
         [params] = params_each(sampling_params, 1, self.default_sampling_params)
-        request_id = self._add(prepared, params)
-        return self._follow(request_id)
+        outputs = self._follow(self._add(prepared, params))
+        next(outputs)  # a generator that has begun ends its request when it is left, read or not
+        return cast(Iterator[RequestOutput], outputs)
 
     def embed(
         self, prompts: TextInput | Sequence[TextInput], pooling_params: PoolingParams | None = None
@@ -325,13 +324,13 @@ class LLM:
                         prompt = PreparedPrompt(token_ids=question.token_ids, encoder=question.encoder)
                         waiting[self._add(prompt, question.params, final_only=True)] = (n, place)
                 open_jobs = []
-                for output in self._news(waiting.keys()) if waiting else ():
+                for output in self._shared.news(waiting.keys()) if waiting else ():
                     n, place = waiting.pop(output.request_id)
                     answers[n][place] = _answer(output)
                     if n not in {job for job, _ in waiting.values()}:
                         open_jobs.append((n, [answers[n][i] for i in range(len(answers[n]))]))
         except BaseException:
-            self._drop(waiting)
+            self._shared.drop(waiting)
             raise
         return [job.result() for job in jobs]
 
@@ -354,14 +353,11 @@ class LLM:
 
     def close(self) -> None:
         """Free the model; may be called twice."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self.built.engine.close()
-                self.built.device.close()
+        if self._shared.close():
+            self.built.device.close()
 
     def __enter__(self) -> Self:
-        assert self._engine is not None  # raises if it is closed
+        assert self._shared.engine is not None  # raises if it is closed
         return self
 
     def __exit__(
@@ -421,7 +417,7 @@ class LLM:
         for index, (each, wanted) in enumerate(zip(many, params, strict=True)):
             try:
                 prompts.append(tokenize(each))
-                self._engine.validate(prompts[-1].token_ids, wanted, prompts[-1].encoder, prompts[-1].images)
+                self._shared.engine.validate(prompts[-1].token_ids, wanted, prompts[-1].encoder, prompts[-1].images)
             except RequestError as error:
                 if len(many) == 1:
                     raise
@@ -434,9 +430,9 @@ class LLM:
                 ids.append(self._add(prompt, each, rank, cache_salt, final_only=True))
             mine = set(ids)
             while len(finished) < len(ids):
-                finished.update((output.request_id, output) for output in self._news(mine))
+                finished.update((output.request_id, output) for output in self._shared.news(mine))
         except BaseException:
-            self._drop(ids)
+            self._shared.drop(ids)
             raise
         return [finished[request_id] for request_id in ids]
 
@@ -485,48 +481,34 @@ class LLM:
         try:
             for request in requests:
                 request_id = str(next(self._ids))
-                with self._lock:
-                    self._engine.add_pooling(
+                with self._shared.held() as engine:
+                    engine.add_pooling(
                         request_id, request.token_ids, token_types=request.token_types, prompt=request.text
                     )
                 ids.append(request_id)
             mine = set(ids)
             while len(vectors) < len(ids):
-                for output in self._news(mine):
+                for output in self._shared.news(mine):
                     if output.pooled is None:
                         raise RequestError(output.error or "the request was dropped")
                     vectors[output.request_id] = output.pooled
         except BaseException:
-            self._drop(ids)
+            self._shared.drop(ids)
             raise
         return [vectors[request_id] for request_id in ids]
 
-    def _follow(self, request_id: str) -> Iterator[RequestOutput]:
+    def _follow(self, request_id: str) -> Iterator[RequestOutput | None]:
+        """None, then what is new."""
         finished = False
         try:
+            yield None
             while not finished:
-                for output in self._news({request_id}):
+                for output in self._shared.news({request_id}):
                     finished = output.finished
                     yield output
         finally:
             if not finished:
-                self._drop([request_id])
-
-    def _news(self, mine: Set[str]) -> list[RequestOutput]:
-        """What is new of these requests, after one step for all that are open if nothing is: several streams may be
-        read in turns, and several threads may wait, each of which then takes steps for the others, too."""
-        with self._lock:
-            if mine.isdisjoint(self._latest):
-                self._latest.update((output.request_id, output) for output in self._engine.step())
-            return [self._latest.pop(request_id) for request_id in mine & self._latest.keys()]
-
-    def _drop(self, request_ids: Iterable[str]) -> None:
-        """Abort these requests, whatever became of them."""
-        with self._lock:
-            for request_id in request_ids:
-                if not self._closed:
-                    self._engine.abort(request_id)
-                self._latest.pop(request_id, None)
+                self._shared.drop([request_id])
 
     def _add(
         self,
@@ -538,8 +520,8 @@ class LLM:
         final_only: bool = False,
     ) -> str:
         request_id = str(next(self._ids))
-        with self._lock:
-            self._engine.add(
+        with self._shared.held() as engine:
+            engine.add(
                 request_id,
                 prompt.token_ids,
                 params,
@@ -558,12 +540,6 @@ class LLM:
         if self._image_reader is None:
             self._image_reader = self.built.images()
         return self._image_reader
-
-    @property
-    def _engine(self) -> Engine:
-        if self._closed:
-            raise RequestError("this LLM is closed")
-        return self.built.engine
 
     def _load_chat_template(self) -> ChatTemplate:
         source: Any

@@ -12,7 +12,7 @@ from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 
-from .cache import cache_folder
+from .cache import cache_folder, new_file
 from .platform import API, Status
 from .probe_process import Outcome
 
@@ -55,11 +55,10 @@ def write_verdict(distribution: str, plugin: str, key: str, outcome: Outcome) ->
     """Remember a verdict. A directory that cannot be written costs a new check each time, nothing else."""
     file = _file(distribution, plugin)
     entry = {"key": key, "status": str(outcome.status), "reason": outcome.reason, "time_s": time.time()}
-    part = file.with_suffix(f".{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(entry))
-        part.replace(file)
+        with new_file(file) as part:
+            part.write_text(json.dumps(entry))
     except OSError as error:
         _log.debug("plugin verdict not kept file=%s error=%s", file, error)
 

@@ -239,6 +239,10 @@ class Transcriber:
         """samples: float32 [num_samples] at 16 kHz. Raises RequestError."""
         if not len(samples):
             raise RequestError("there is no sound in the recording", code="invalid_audio")
+        for temperature in params.temperatures:
+            SamplingParams(
+                temperature=temperature, seed=params.seed
+            )  # what is wrong is told before anything is heard
         frames = log_mel(samples, model.num_mel_bins)
         self.model = model
         self.params = params

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import MissingPackage
 from ..extras import extra_remedy
-from .output import new_file
+from .output import output_file
 
 
 def require_matplotlib() -> None:
@@ -20,8 +20,8 @@ def require_matplotlib() -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure as PNG. Raises what `new_file` does."""
-    with new_file(path) as file:
+    """Write a figure as PNG. Raises what `output_file` does."""
+    with output_file(path) as file:
         figure.savefig(file, format="png", dpi=120)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import HeadraceError
 from ..extras import missing_package
+from ..stack_limit import check_stack
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -50,6 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     debug = os.environ.get("HEADRACE_DEBUG", "") not in ("", "0") or "--debug" in arguments
     try:
+        check_stack()
         from .commands import command
 
         context = command.make_context("headrace", list(arguments))

@@ -6,10 +6,11 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..cache import new_file
 from ..errors import CapacityError, ConfigError
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -45,28 +46,23 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
+def output_file(path: Path) -> Iterator[Path]:
     """A file to write to, which becomes `path` when the block ends: a failure leaves what was there. What is no plain
     file is written to directly. Raises CapacityError for a full disk, else ConfigError."""
     target = Path(os.path.realpath(path))
     is_plain = (target.is_file() or not target.exists()) and not path.is_relative_to("/dev")
     is_apart = is_plain and os.access(target.parent, os.W_OK)
-    part = target.with_name(f".headrace.{os.getpid()}.part") if is_apart else target
     try:
-        yield part
-        if is_apart:
-            if target.exists():
+        with new_file(target) if is_apart else nullcontext(target) as part:
+            yield part
+            if is_apart and target.exists():
                 shutil.copymode(target, part)
-            part.replace(target)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise CapacityError(
                 f"no space left to write {path}", remedies=["another disk", "free some space"]
             ) from None
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        if is_apart:
-            part.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -77,7 +73,7 @@ def saved(
     draw: Callable[[Mapping[str, Any], Path], None] | None = None,
 ) -> Iterator[None]:
     """Show a result in the block. Then it is written to the file `output` as JSON, and drawn to `png`, where these
-    are given: what cannot be written has been shown. Raises what `new_file` does."""
+    are given: what cannot be written has been shown. Raises what `output_file` does."""
     try:
         yield
     finally:
@@ -85,7 +81,7 @@ def saved(
             if png and draw is not None:
                 files.callback(draw, result, Path(png))
             if output:
-                with new_file(Path(output)) as file:
+                with output_file(Path(output)) as file:
                     file.write_text(json.dumps(result, indent=2, default=str) + "\n", encoding="utf-8")
 
 

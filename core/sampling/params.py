@@ -55,8 +55,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     """token id -> value added to its logit"""
-    allowed_token_ids: Sequence[int] = ()
-    """only these tokens may be sampled; empty allows all"""
+    allowed_token_ids: Sequence[int] | None = None
+    """only these tokens may be sampled; None allows all"""
     bad_words: Sequence[str] = ()
     """texts whose token sequence must not be completed"""
     logprobs: int | None = None
@@ -116,7 +116,9 @@ class SamplingParams:
             value = getattr(self, name)
             is_list = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
             _check(value is None or is_list, f"{name} must be a list", value)
-            object.__setattr__(self, name, () if value is None else tuple(value))
+            if value is not None or name not in _OPTIONAL:
+                object.__setattr__(self, name, () if value is None else tuple(value))
+        _check(self.allowed_token_ids != (), "allowed_token_ids must name a token, or be None", [])
         for name in ("logit_bias", "extra_args"):
             value = getattr(self, name)
             _check(value is None or isinstance(value, Mapping), f"{name} must be a mapping", value)
@@ -152,6 +154,8 @@ class SamplingParams:
             _check(all(isinstance(value, str) for value in values), f"{name} must hold texts", list(values))
         for name in _IDS:
             values = getattr(self, name)
+            if values is None:
+                continue
             is_right = all(isinstance(value, numbers.Integral) and not isinstance(value, bool) for value in values)
             _check(is_right, f"{name} must hold token ids", list(values))
             object.__setattr__(self, name, tuple(int(value) for value in values))
@@ -160,7 +164,7 @@ class SamplingParams:
 _TEXTS = ("stop", "bad_words", "logits_processors")
 _IDS = ("stop_token_ids", "allowed_token_ids")
 _SEQUENCES = (*_TEXTS, *_IDS)
-_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs", "allowed_token_ids")
 _WHOLE = ("n", "max_tokens", "min_tokens", "top_k", "seed", "logprobs", "prompt_logprobs")
 _REAL = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")

@@ -267,7 +267,7 @@ class SamplingState:
         elif params.min_tokens and new.stop_token_ids:
             edits.min_tokens = params.min_tokens
             edits.stop_tokens = np.array(new.stop_token_ids, np.int32)
-        if params.allowed_token_ids:
+        if params.allowed_token_ids is not None:
             edits.allow_mask = allow_bits(params.allowed_token_ids, self._vocab_size)
         if params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty:
             # Only repetition looks at the prompt.
@@ -299,7 +299,7 @@ class SamplingState:
             self._grammars.compile(params.structured_output).new_matcher(),
             ends=allow_bits(ends, size),
             stops=allow_bits([*ends, *stops], size),
-            allowed=allow_bits(params.allowed_token_ids, size) if params.allowed_token_ids else None,
+            allowed=None if params.allowed_token_ids is None else allow_bits(params.allowed_token_ids, size),
             ignore_eos=params.ignore_eos,
             min_tokens=params.min_tokens,
         )

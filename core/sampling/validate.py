@@ -26,7 +26,7 @@ def validate_params(
     """Raise RequestError for token ids outside the vocabulary, unknown logits processors, too many log
     probabilities, limits that the model's length cannot meet, and grammars that cannot be compiled."""
     for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
-        _check_ids(name, getattr(params, name), vocab_size)
+        _check_ids(name, getattr(params, name) or (), vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
         if wanted is not None and wanted > MAX_LOGPROBS:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from ..config import EngineConfig, ServerConfig
 from ..errors import CapacityError, ConfigError, HeadraceError, RequestError
 from ..json_text import parse_json
+from ..scheduler.request import resolve_seed
 from .app import make_app
 from .protocol.common import new_id
 from .server import Server
@@ -24,7 +25,8 @@ from .signals import heeded
 
 logger = logging.getLogger(__name__)
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+_SAMPLED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+URLS = (*_SAMPLED, "/v1/embeddings")
 _BEGINNING = b'{"id": "batch_req'
 """Of a line of ours: what a crash cut off begins so."""
 _UNLIMITED = 10**9
@@ -253,6 +255,10 @@ class _Batch:
     async def _answer(self, line: dict[str, Any]) -> None:
         try:
             body = {name: value for name, value in line["body"].items() if name not in _LIVE}
+            if (
+                body.get("seed") is None and line["url"] in _SAMPLED
+            ):  # not by its turn, which may be another next time
+                body["seed"] = resolve_seed(None, self._config.scheduler.seed, line["custom_id"])
             status, request_id, answer = await call(self._app, line["url"], body)
         finally:
             self._room.release()

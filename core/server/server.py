@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import secrets
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -61,6 +61,7 @@ class Server:
         self.feed = StepFeed(self.engine.watch, lambda: (self.why_not_ready(), self.figures()))
         self.engine.on_trace = self.feed.push
         self.started_s = time.time()
+        self._seeds = random.Random(config.scheduler.seed)  # of requests that bring none, in their order
         self.is_draining = False
         self.is_loaded = False
         self.prompts = Prompts(None, "", "")
@@ -160,7 +161,7 @@ class Server:
         for source in sources:
             check_encoder_input(source, self.limits)
         generation = self._new_generation(request, generation_id)
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = self._seeds.getrandbits(63) if params.seed is None else params.seed
         # A seed of its own for each of a prompt, from here on: a crash changes nothing of what is sampled.
         seeds = [params.seed if params.is_greedy else (seed + i) % 2**64 for i in range(params.n)]
         wires = [params_to_wire(replace(params, n=1, seed=own)) for own in seeds]
@@ -212,7 +213,7 @@ class Server:
         for index, question in enumerate(questions):
             seed = question.params.seed
             if seed is None and not question.params.is_greedy:
-                seed = secrets.randbits(63)
+                seed = self._seeds.getrandbits(63)
             generation.completions.append(
                 Completion(
                     generation=generation,

@@ -13,7 +13,7 @@ def structured_output(request: GenerationFields) -> StructuredOutputParams | Non
     asked = [
         *_response_format(request),
         *((name.removeprefix("guided_"), getattr(request, name)) for name in _GUIDED),
-        *((request.structured_outputs or {}).items()),
+        *_structured_outputs(request),
     ]
     forms = [(_KIND_OF.get(name, name), value) for name, value in asked if value is not None]
     if not forms:
@@ -44,5 +44,26 @@ def _response_format(request: GenerationFields) -> list[tuple[str, Any]]:
     return [("json_schema", asked.json_schema["schema"])]
 
 
+def _structured_outputs(request: GenerationFields) -> list[tuple[str, Any]]:
+    asked = request.structured_outputs
+    if asked is None:
+        return []
+    given = {name: value for name, value in asked.items() if value is not None and name[:1] != "_"}  # vLLM's own
+    if not given:
+        raise RequestError("structured_outputs names no form of output", code="invalid_structured_output")
+    for name, reason in _NOT_SERVED.items():
+        if given.pop(name, None):
+            raise RequestError(f"structured_outputs: {name}: {reason}", code="unsupported_parameter")
+    return [(name, value) for name, value in given.items() if (name, value) not in _NOTHING]
+
+
+_NOT_SERVED = {
+    "whitespace_pattern": "JSON has up to 20 blanks between two tokens",
+    "disable_any_whitespace": "JSON has up to 20 blanks between two tokens",
+    "disable_additional_properties": 'put "additionalProperties": false into the schema',
+    "structural_tag": "send tools, or a grammar",
+}
+"""What vLLM takes beside a form, and what to do without it; false asks for nothing."""
+_NOTHING = (("json_object", False), ("disable_fallback", True), ("disable_fallback", False))
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 _KIND_OF = {"json": "json_schema"}

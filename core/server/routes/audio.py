@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.datastructures import UploadFile
@@ -54,6 +54,9 @@ async def _answer(request: Request, task: Task) -> Response:
         raise
     server.check_model(body.model)
     model = server.whisper()
+    if body.stream and body.response_format not in ("json", "text"):
+        reason = f"response_format: {body.response_format} is not streamed; json and text are"
+        raise ApiError(400, reason, code="unsupported_parameter", param="response_format")
     wants_times = body.response_format in ("srt", "vtt", "verbose_json")
     params = TranscriptionParams(
         language=body.language,
@@ -68,6 +71,7 @@ async def _answer(request: Request, task: Task) -> Response:
     )
     job = await server.prompts.run(lambda: Transcriber(model, read_audio(data), params))
     work = _Work(server, request, job)
+    work.begin()
     if body.stream:
         return EventStream(
             _events(work),
@@ -90,36 +94,51 @@ class _Work:
         self.job = job
         self._server = server
         self._request = request
+        self._asking = job.ask()
+        self._num_asked = 0
+        self._questions: list[Question] = []
         self._generation: Generation | None = None
         self._is_gone = False
 
+    def begin(self) -> None:
+        """Ask what is to be known of the first window. Raises ApiError if the queue is full."""
+        self._ask(next(self._asking, []))
+
     async def pieces(self) -> AsyncIterator[str]:
         """The text as windows are heard. Raises ApiError or ClientGone."""
-        asking, found, given = self.job.ask(), cast(list[Answer] | None, None), 0
-        number = 0
-        while True:
+        given = 0
+        while self._questions:
+            assert self._generation is not None
             try:
-                questions = next(asking) if found is None else asking.send(found)
+                outputs = await collected(self._generation)
+            except ApiError as error:
+                self._server.engine.cancel(self._generation, error)  # the other questions, if one of them failed
+                raise
+            found = [_as_answer(question, out) for question, out in zip(self._questions, outputs, strict=True)]
+            try:
+                questions = self._asking.send(found)
             except StopIteration:
                 questions = []
             text = "".join(segment.text for segment in self.job.segments)
             if text[given:]:
                 yield text[given:] if given else text.lstrip()
                 given = len(text)
-            if not questions:
-                return
-            if self._is_gone:
-                raise ClientGone
-            number += 1
-            self._generation = self._server.submit_questions(self._request, f"{self.id}-{number}", questions)
-            outputs = await collected(self._generation)
-            found = [_as_answer(question, out) for question, out in zip(questions, outputs, strict=True)]
+            self._ask(questions)
 
     def cancel(self) -> None:
         """The client has left."""
         self._is_gone = True
         if self._generation is not None:
             self._server.engine.cancel(self._generation, ClientGone())
+
+    def _ask(self, questions: list[Question]) -> None:
+        self._questions = questions
+        if self._is_gone:
+            raise ClientGone
+        if questions:
+            self._num_asked += 1
+            request_id = f"{self.id}-{self._num_asked}"
+            self._generation = self._server.submit_questions(self._request, request_id, questions)
 
 
 async def _events(work: _Work) -> AsyncIterator[bytes]:
@@ -132,8 +151,7 @@ async def _events(work: _Work) -> AsyncIterator[bytes]:
     except (ClientGone, asyncio.CancelledError):
         work.cancel()
     except Exception as error:  # noqa: BLE001 - told to the client, and logged if it is unknown
-        assert work._generation is not None
-        yield CHUNKS.failure(as_api_error(error, work._generation))
+        yield CHUNKS.failure(as_api_error(error, work.id))
 
 
 class _FormParser(MultiPartParser):

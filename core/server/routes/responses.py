@@ -343,7 +343,7 @@ async def _in_background(server: "Server", generation: Generation, answer: _Answ
             run.add([], is_done=True)
             answer.keep()
         except Exception as error:  # noqa: BLE001 - told to the client, and logged if it is unknown
-            failure = as_api_error(error, generation)
+            failure = as_api_error(error, generation.id)
             server.engine.cancel(generation, failure)
             run.add(answer.failed(failure), is_done=True)
 

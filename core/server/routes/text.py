@@ -10,7 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..api_errors import ApiError, ClientGone
+from ...errors import HeadraceError
+from ..api_errors import ApiError, ClientGone, to_api_error
 from ..frames import Output, merge
 from ..generation import Generation
 from ..http import DONE, PING, EventStream, JsonResponse, watched
@@ -150,11 +151,13 @@ async def answer_stream(
     )
 
 
-def as_api_error(error: Exception, generation: Generation) -> ApiError:
+def as_api_error(error: Exception, request_id: str) -> ApiError:
     """What the client is told of an error in the midst of an answer; one that nobody foresaw is logged."""
     if isinstance(error, ApiError):
         return error
-    logger.error("a stream failed", exc_info=error, extra={"fields": {"request_id": generation.id}})
+    if isinstance(error, HeadraceError):
+        return to_api_error(error)
+    logger.error("a stream failed", exc_info=error, extra={"fields": {"request_id": request_id}})
     return ApiError(500, "internal error; the log says more", code="internal_error")
 
 
@@ -169,6 +172,6 @@ async def _events(
     except ClientGone:
         return
     except Exception as error:  # noqa: BLE001 - told to the client, and logged if it is unknown
-        failure = as_api_error(error, generation)
+        failure = as_api_error(error, generation.id)
         server.engine.cancel(generation, failure)
         yield wire.failure(failure)

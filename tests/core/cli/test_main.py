@@ -131,7 +131,7 @@ def test_help_lists_what_means_something(capsys: pytest.CaptureFixture[str]) -> 
     absent = {
         "embed": ("--seed", "--speculative", "--chat-template"),
         "download": ("--device", "--kv-memory", "--seed", "--dtype"),
-        "transcribe": ("--speculative", "--chat-template"),
+        "transcribe": ("--speculative", "--chat-template", "--seed"),
         "plan": ("--seed", "--chat-template"),
         "run-batch": (),
     }
@@ -140,6 +140,14 @@ def test_help_lists_what_means_something(capsys: pytest.CaptureFixture[str]) -> 
         shown = capsys.readouterr().out
         assert "--offline" in shown
         assert not [option for option in options if option in shown]
+
+
+@pytest.mark.parametrize("program", ["from headrace.core.cli import main; main()", "from headrace import LLM; LLM()"])
+def test_a_stack_that_is_too_small(program: str) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_STACK, (131072, resource.RLIM_INFINITY)); "
+    done = subprocess.run([sys.executable, "-c", limit + program], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert "a stack may have 128 KiB (ulimit -s), and 1024 are needed" in done.stderr
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core.cli.output import new_file, saved
+from headrace.core.cli.output import output_file, saved
 from headrace.core.errors import CapacityError, ConfigError
 
 
@@ -25,7 +25,7 @@ def test_half_a_file_replaces_nothing(tmp_path: Path) -> None:
                     pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with pytest.raises(KeyboardInterrupt), new_file(file) as part:
+    with pytest.raises(KeyboardInterrupt), output_file(file) as part:
         part.write_text("half")
         raise KeyboardInterrupt
     assert file.read_text() == "before" and sorted(os.listdir(tmp_path)) == ["link.json", "x.json"]

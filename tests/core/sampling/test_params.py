@@ -32,6 +32,7 @@ from headrace.core.sampling.validate import validate_params
         ({"stop": ["a", ""]}, "stop strings must not be empty"),
         ({"stop": [1]}, r"stop must hold texts, got \[1\]"),
         ({"stop_token_ids": 7}, "stop_token_ids must be a list, got 7"),
+        ({"allowed_token_ids": []}, r"allowed_token_ids must name a token, or be None, got \[\]"),
         ({"allowed_token_ids": ["a"]}, "allowed_token_ids must hold token ids"),
         ({"bad_words": [" "]}, "bad_words must not be empty"),
         ({"logprobs": -1}, "logprobs must be None, 0 or more"),

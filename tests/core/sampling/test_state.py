@@ -69,7 +69,7 @@ def request_params(draw: st.DrawFn) -> dict[str, Any]:
         "frequency_penalty": draw(st.sampled_from([0.0, 0.7])),
         "presence_penalty": draw(st.sampled_from([0.0, -0.4])),
         "logit_bias": draw(st.dictionaries(token, st.sampled_from([5.0, -3.0, float("-inf")]), max_size=2)),
-        "allowed_token_ids": draw(st.just([]) | st.lists(token, min_size=30, max_size=40)),
+        "allowed_token_ids": draw(st.none() | st.lists(token, min_size=30, max_size=40)),
         "min_tokens": draw(st.integers(0, 4)),
     }
 

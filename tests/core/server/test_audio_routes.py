@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,45 @@ def test_wrong_forms_are_refused(listening: tuple[Any, LLM, LiveServer]) -> None
     assert plain.status_code == 400 and "form" in plain.text
     listens_only = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a fox"})
     assert listens_only.status_code == 400 and "frames to read" in listens_only.text
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"temperature": "-1"}, "temperature must be 0 or more, got -1.0"),
+        ({"seed": str(2**70)}, "seed must fit in 64 bits"),
+        ({"response_format": "srt"}, "response_format: srt is not streamed; json and text are"),
+        ({"response_format": "verbose_json"}, "response_format: verbose_json is not streamed"),
+    ],
+)
+def test_a_stream_that_is_refused_is_none(
+    listening: tuple[Any, LLM, LiveServer], data: dict[str, str], reason: str
+) -> None:
+    answer = httpx.post(
+        f"{listening[2].url}/v1/audio/transcriptions", files={"file": ("a.wav", SHORT)}, data={"stream": "1", **data}
+    )
+    assert answer.status_code == 400 and reason in answer.json()["error"]["message"]
+
+
+def test_a_full_queue_is_told_before_a_stream_begins(tmp_path: Path) -> None:
+    folder = tiny_whisper(tmp_path / "tiny")
+    limits = {"HEADRACE_MAX_QUEUE_REQUESTS": "1"}
+    with LiveServer(folder, "--kv-memory", "32MiB", env=limits) as server:
+
+        def ask(_: int) -> httpx.Response:
+            url = f"{server.url}/v1/audio/transcriptions"
+            return httpx.post(
+                url, files={"file": ("a.wav", SHORT)}, data={"stream": "1", "language": "en"}, timeout=60
+            )
+
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(ask, range(36)))
+    assert {answer.status_code for answer in answers} == {200, 429}
+    for answer in answers:
+        if answer.status_code == 429:
+            assert answer.json()["error"]["code"] == "queue_full" and int(answer.headers["retry-after"]) >= 1
+        else:  # a later window, too, may find the queue full
+            assert answer.text.endswith("data: [DONE]\n\n") or "queue_full" in answer.text
 
 
 def test_a_recording_needs_no_room_on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,9 +44,11 @@ def command(source: Path, target: Path, model: Path, *more: str) -> list[str]:
     return [sys.executable, "-c", _PROGRAM, "run-batch", str(source), str(target), *options]
 
 
-def run(source: Path, target: Path, model: Path) -> dict[str, Any]:
+def run(source: Path, target: Path, model: Path, *more: str) -> dict[str, Any]:
     """Run it to its end; the summary."""
-    done = subprocess.run(command(source, target, model, "--json"), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command(source, target, model, "--json", *more), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
@@ -105,6 +107,22 @@ def test_a_batch(tmp_path: Path, model_folder: Path, llm: LLM) -> None:
 
     again = run(source, target, model_folder)
     assert (again["num_skipped"], again["num_completed"]) == (9, 0)
+
+
+def test_requests_without_a_seed_get_one_by_their_name(tmp_path: Path, model_folder: Path) -> None:
+    source = write_batch(tmp_path / "in.jsonl", 4, temperature=1)
+    turned = tmp_path / "turned.jsonl"
+    turned.write_text("".join(reversed(source.read_text().splitlines(keepends=True))))
+
+    def texts(source: Path, *options: str) -> dict[str, str]:
+        target = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        run(source, target, model_folder, *options)
+        return {name: line["response"]["body"]["choices"][0]["text"] for name, line in answers(target).items()}
+
+    first = texts(source)
+    assert texts(turned) == first and len(set(first.values())) == 4
+    other = texts(source, "--seed", "1")
+    assert all(other[name] != first[name] for name in first)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -322,3 +322,13 @@ def test_seeds_make_a_request_repeatable(client: openai.OpenAI) -> None:
 
     assert texts(1) == texts(1) != texts(2)
     assert texts(None) != texts(None)
+
+
+def test_the_servers_seed_is_that_of_requests_without(model_folder: Path) -> None:
+    def texts(seed: str) -> list[str]:
+        with LiveServer(model_folder, "--seed", seed, "--kv-memory", "16MiB") as server:
+            body = {"prompt": PROMPT, "max_tokens": 20, "temperature": 1}
+            return [server.post("/v1/completions", body).json()["choices"][0]["text"] for _ in range(2)]
+
+    first = texts("1")
+    assert texts("1") == first and not {*texts("2")} & {*first} and first[0] != first[1]

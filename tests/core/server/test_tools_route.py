@@ -135,11 +135,34 @@ def test_forms_of_output(random_client: openai.OpenAI) -> None:
         {"response_format": {"type": "json_schema"}},
         {"extra_body": {"guided_regex": "(", "stream": True}},
         {"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}},
+        {"extra_body": {"structured_outputs": {}}},
+        {"extra_body": {"structured_outputs": {"regex": None}}},
     ],
 )
 def test_bad_tools_and_forms_are_refused_at_once(random_client: openai.OpenAI, options: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError):
         random_client.chat.completions.create(model="tiny", messages=MESSAGES, **options)
+
+
+@pytest.mark.parametrize("name", ["whitespace_pattern", "disable_any_whitespace", "structural_tag"])
+def test_what_vllm_takes_beside_a_form_is_named(random_client: openai.OpenAI, name: str) -> None:
+    form = {"structured_outputs": {"json": WEATHER, name: " "}}
+    with pytest.raises(openai.BadRequestError, match=f"structured_outputs: {name}: ") as caught:
+        random_client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body=form)
+    assert caught.value.code == "unsupported_parameter" and caught.value.param == "structured_outputs"
+
+
+def test_what_vllm_leaves_off_asks_for_nothing(random_client: openai.OpenAI) -> None:
+    def answer(form: dict[str, Any]) -> str | None:
+        result = random_client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=9, seed=6, extra_body={"structured_outputs": form}
+        )
+        return result.choices[0].message.content
+
+    off = {"disable_any_whitespace": False, "disable_fallback": True, "whitespace_pattern": None, "_backend": None}
+    assert answer({"choice": ["yes"], "json_object": False, **off}) == "yes"
+    plain = random_client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=9, seed=6)
+    assert answer({"json_object": False}) == plain.choices[0].message.content
 
 
 def test_earlier_calls_reach_the_template(random_client: openai.OpenAI) -> None:
