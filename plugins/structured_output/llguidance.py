@@ -218,6 +218,10 @@ class _Tokens:
         return ids
 
 
+_ASCII = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
+"""What these mean in a pattern, as in JSON Schema's; Rust's have the digits and letters of all scripts."""
+
+
 def _source(params: StructuredOutputParams) -> str:
     """llguidance's own form of a grammar."""
     from llguidance import LLMatcher
@@ -233,7 +237,7 @@ def _source(params: StructuredOutputParams) -> str:
                 raise _wrong(params, str(error)) from error
         return _json_grammar(value, params)
     if params.kind == "regex":
-        return LLMatcher.grammar_from_regex(value)
+        return LLMatcher.grammar_from_regex(re.sub(r"\\(.)", lambda found: _ASCII.get(found[1], found[0]), value))
     if params.kind == "choice":
         return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value))
     return _lark_grammar(value, params)

@@ -65,6 +65,17 @@ def generate(vocabulary: Vocabulary, params: StructuredOutputParams, seed: int, 
     return None
 
 
+@pytest.mark.parametrize("pattern", [r"\d", r"[\d.]", r"\D", r"[^\d]", r"\w", r"\W", r"[\W_]", r"\\d", r"\s"])
+def test_classes_of_a_pattern_are_ascii(pattern: str) -> None:
+    vocabulary = VOCABULARIES["byte_level"]
+    grammar = plugin.Compiler(vocabulary).compile(StructuredOutputParams(kind="regex", value=pattern))
+    for text in ("7", "x", "_", "-", ".", " ", "\\d", "\u00e9", "\u0663", "\U0001fbf8"):
+        tokens = vocabulary.tokenizer.encode(text)
+        matcher = grammar.new_matcher()
+        is_whole = matcher.accept(tokens) == len(tokens) and END in allowed(matcher, vocabulary.vocab_size)
+        assert is_whole == bool(re.fullmatch(pattern, text, re.ASCII)), text
+
+
 SCHEMAS: list[Any] = [
     {"type": "object"},
     True,
