@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import Unsupported
-from ..kv.groups import group_of_layer, state_group
+from ..kv.groups import cross_group, group_of_layer, state_group
 from ..models.decoder import compute_logits, decoder
 from ..models.encoder import encoder
+from ..models.encoder_decoder import encode
 from ..models.pooler import pool
+from ..models.vision import encode_images
 from ..ops import OpTable
 from ..platform import Pending, Runner, RunnerConfig
 from ..stages import (
@@ -32,13 +33,14 @@ from .buckets import (
     Bucket,
     Buckets,
     ForwardBucket,
-    Layout,
     PromptBucket,
     SampleBucket,
     forward_values,
     pack,
     size_of,
 )
+from .caches import CacheArrays
+from .encode_buckets import EncodeBucket, Layout, encoder_batch_of
 from .step import prompt_logprobs, prompt_pieces, sample_and_remember
 
 HostArray = npt.NDArray[Any]
@@ -47,9 +49,9 @@ HostArray = npt.NDArray[Any]
 class Programs:
     """The functions of a step by bucket, over arrays of the bucket's shape; their input comes as one int32 array.
 
-    forward: (params, kv, last_tokens, packed) -> (hidden_states, picked, kv); sample: (params, picked, last_tokens,
-    packed) -> (token_ids, logprobs or (), last_tokens); prompt: (params, hidden_states, packed) -> logprobs;
-    pool: (params, hidden_states, packed) -> vectors.
+    forward: (params, kv, last_tokens, packed) -> (hidden_states, picked, kv), kv being CacheArrays; encode: (params,
+    kv, packed) -> kv; sample: (params, picked, last_tokens, packed) -> (token_ids, logprobs or (), last_tokens);
+    prompt: (params, hidden_states, packed) -> logprobs; pool: (params, hidden_states, packed) -> vectors.
     """
 
     def __init__(
@@ -60,13 +62,16 @@ class Programs:
         as_float: Callable[[Array], Array],
     ) -> None:
         """as_float: the float32 values whose bits an int32 array holds."""
-        if config.spec.kind == "encoder_decoder":
-            raise Unsupported("encoder-decoder models have no compiled step", remedies=["--device cpu"])
         self._spec = config.spec
         self._ops = ops
         self._buckets = buckets
-        self._group_of_layer = group_of_layer(config.groups, config.spec.num_layers)
-        self._state_group = state_group(config.groups)
+        self._dtype = config.dtype
+        self._caches = KVCaches(
+            layers=(),
+            group_of_layer=group_of_layer(config.groups, config.spec.num_layers),
+            state_group=state_group(config.groups),
+            cross_group=cross_group(config.groups),
+        )
         self._as_float = as_float
 
     def function(self, bucket: Bucket) -> Callable[..., Any]:
@@ -74,6 +79,8 @@ class Programs:
         layout = self._buckets.layout(bucket)
         if isinstance(bucket, ForwardBucket):
             return self._forward(bucket, layout)
+        if isinstance(bucket, EncodeBucket):
+            return self._encode(layout)
         if isinstance(bucket, SampleBucket):
             return self._sample(bucket, layout)
         if isinstance(bucket, PromptBucket):
@@ -97,23 +104,28 @@ class Programs:
                 token_types=arrays.get("token_types"),
                 rope_rows=arrays.get("rope_rows"),
                 rope_positions=arrays.get("rope_positions"),
+                encoder_lens=arrays.get("encoder_lens"),
+                image_rows=arrays.get("image_rows"),
+                reach=arrays.get("reach"),
                 max_query_len=1 if bucket.decode else 0,
             )
             if spec.kind == "encoder":
                 hidden_states = encoder(ops, spec, params, batch)
             else:
-                layers, states = zip(*kv, strict=True)
-                caches = KVCaches(
-                    layers=layers,
-                    group_of_layer=self._group_of_layer,
-                    states=states,
-                    state_group=self._state_group,
-                )
-                hidden_states, caches = decoder(ops, spec, params, caches, batch)
-                kv = list(zip(caches.layers, caches.states, strict=True))
+                hidden_states, caches = decoder(ops, spec, params, kv.put_in(self._caches), batch)
+                kv = CacheArrays.of(caches)
             return hidden_states, ops.gather(hidden_states, batch.logits_indices), kv
 
         return forward
+
+    def _encode(self, layout: Layout) -> Callable[..., Any]:
+        ops, spec, run = self._ops, self._spec, encode if self._spec.vision is None else encode_images
+
+        def store(params: Any, kv: CacheArrays, packed: Array) -> CacheArrays:
+            batch = encoder_batch_of(self._unpack(layout, packed), self._dtype)
+            return CacheArrays.of(run(ops, spec, params, kv.put_in(self._caches), batch))
+
+        return store
 
     def _sample(self, bucket: SampleBucket, layout: Layout) -> Callable[..., Any]:
         ops = self._ops
@@ -175,6 +187,11 @@ class BucketedRunner(Runner):
         """Run a forward pass over the KV caches; (hidden_states, those that logits are computed from)."""
 
     @abstractmethod
+    @abstractmethod
+    def encode(self, bucket: EncodeBucket, packed: IntArray) -> None:
+        """Run the encoder of other inputs, whose outputs go into the caches."""
+
+    @abstractmethod
     def fetch(self, arrays: Sequence[Array], finish: Callable[[list[HostArray]], StepOutput]) -> Pending:
         """Have the arrays brought to the host; `finish` makes of them what the step gives."""
 
@@ -197,6 +214,9 @@ class BucketedRunner(Runner):
         """Start a step; it runs on while the caller prepares the next one."""
         results = _Results()
         with self.errors("a step's activations"):
+            if batch.encoder is not None:
+                read = self.buckets.encode.of(batch.encoder)
+                self.encode(read, self._pack(read, self.buckets.encode.values(batch.encoder, read)))
             forward, sampling = batch.forward, batch.sampling
             picked = forward.logits_indices
             if sampling is not None and sampling.rows is not None:

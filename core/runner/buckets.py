@@ -15,6 +15,7 @@ from ..models.rope import NUM_AXES, has_axes, rope_rows
 from ..platform import RunnerConfig
 from ..sampling.validate import MAX_LOGPROBS
 from ..stages import ForwardBatch, IntArray, PoolingBatch, PromptLogprobsBatch, SamplingBatch
+from .encode_buckets import EncodeBucket, EncodeBuckets, Layout
 from .step import PROMPT_ROWS
 
 _TOKENS_MULTIPLE = 8
@@ -44,12 +45,15 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBucket:
-    """The shape of a forward pass. decode: every request has one token. width: blocks in a row of a block table."""
+    """The shape of a forward pass. decode: every request has one token. width: blocks in a row of a block table.
+    has_images: rows of images stand in it, or tokens that see ahead. crosses: it reads what an encoder made."""
 
     num_tokens: int
     num_reqs: int
     width: int
     decode: bool
+    has_images: bool = False
+    crosses: bool = False
 
     @property
     def num_picked(self) -> int:
@@ -84,9 +88,7 @@ class PoolBucket:
     num_pooled: int
 
 
-Bucket = ForwardBucket | SampleBucket | PromptBucket | PoolBucket
-Layout = Mapping[str, tuple[tuple[int, ...], Any, float]]
-"""Array name -> (shape, numpy dtype of 4 bytes, padding value)."""
+Bucket = ForwardBucket | SampleBucket | PromptBucket | PoolBucket | EncodeBucket
 
 
 class Buckets:
@@ -95,7 +97,11 @@ class Buckets:
     def __init__(self, config: RunnerConfig, grid: Grid) -> None:
         spec = config.spec
         self._vocab_size = spec.vocab_size
-        self._num_groups = len(config.groups)
+        self._groups = config.groups
+        self._cross_width = max((-(-group.num_tokens // config.block_size) for group in config.groups), default=0)
+        self._vision = spec.vision
+        self._reads_encoder = spec.encoder is not None
+        self.encode = EncodeBuckets(config)
         self._has_rope_rows = rope_rows(spec).num_rows > 1
         self._has_types = spec.num_token_types > 0
         self._has_axes = has_axes(spec)
@@ -117,18 +123,25 @@ class Buckets:
 
     def all(self) -> list[Bucket]:
         """Every bucket that warmup compiles."""
+        forward: list[Bucket] = [*self.encode.all(), *self.all_forward()]
         if self._makes_vectors or self._is_encoder:
-            return [*self.all_forward(), *self.all_pool()]
-        return [*self.all_forward(), *self.all_sample(), *self.all_prompt()]
+            return [*forward, *self.all_pool()]
+        return [*forward, *self.all_sample(), *self.all_prompt()]
 
     def all_forward(self) -> list[ForwardBucket]:
         """Every forward pass that warmup compiles."""
         decodes = [] if self._is_encoder else [(n, n, True) for n in self.num_reqs]
         chunks = [(n, reqs, False) for n in self.num_tokens for reqs in self.chunk_reqs]
+        sees = [self._reads_encoder, *([True] if self._vision is not None and self._vision.is_crossed else [])]
+        places = [False, *([True] if self._vision is not None and not self._vision.is_crossed else [])]
         return [
-            ForwardBucket(num_tokens=tokens, num_reqs=reqs, width=width, decode=decode)
+            ForwardBucket(
+                num_tokens=tokens, num_reqs=reqs, width=width, decode=decode, has_images=has_images, crosses=crosses
+            )
             for tokens, reqs, decode in (*decodes, *chunks)
             for width in self.widths
+            for has_images in (places[:1] if decode else places)
+            for crosses in sees
         ]
 
     def all_sample(self) -> list[SampleBucket]:
@@ -153,12 +166,23 @@ class Buckets:
     def forward(self, batch: ForwardBatch, num_samples: int) -> ForwardBucket:
         """The bucket of a forward pass, of whose tokens `num_samples` are sampled from."""
         num_reqs, num_tokens = len(batch.seq_lens), len(batch.input_ids)
-        width = _next(self.widths, max((table.shape[1] for table in batch.block_tables), default=0))
-        decode = batch.max_query_len == 1 and not self._is_encoder
+        tables = zip(self._groups, batch.block_tables, strict=True)
+        width = _next(
+            self.widths, max((table.shape[1] for group, table in tables if group.kind != "cross"), default=0)
+        )
+        has_images = batch.image_rows is not None or batch.reach is not None
+        decode = batch.max_query_len == 1 and not self._is_encoder and not has_images
         # Only steps that verify drafts sample more often than they have requests.
         reqs = _next(self.num_reqs if decode else self.chunk_reqs, max(num_reqs, num_samples))
         tokens = reqs if decode else _next(self.num_tokens, num_tokens)
-        return ForwardBucket(num_tokens=tokens, num_reqs=reqs, width=width, decode=decode)
+        return ForwardBucket(
+            num_tokens=tokens,
+            num_reqs=reqs,
+            width=width,
+            decode=decode,
+            has_images=has_images,
+            crosses=batch.encoder_lens is not None,
+        )
 
     def sample(self, batch: SamplingBatch, num_picked: int) -> SampleBucket:
         """The bucket of a sampling batch out of `num_picked` hidden states."""
@@ -187,6 +211,8 @@ class Buckets:
         """Where the arrays of a bucket's input lie."""
         if isinstance(bucket, ForwardBucket):
             return self._forward_layout(bucket)
+        if isinstance(bucket, EncodeBucket):
+            return self.encode.layout(bucket)
         if isinstance(bucket, SampleBucket):
             return self._sample_layout(bucket)
         if isinstance(bucket, PromptBucket):
@@ -204,12 +230,22 @@ class Buckets:
             "seq_lens": ((reqs,), np.int32, 0),
             "logits_indices": ((bucket.num_picked,), np.int32, 0),
         }
-        for group in range(self._num_groups):
-            layout[f"block_tables.{group}"] = ((reqs, bucket.width), np.int32, -1)
-            layout[f"slot_mappings.{group}"] = ((tokens,), np.int32, -1)
-        for name, is_there in (("rope_rows", self._has_rope_rows), ("token_types", self._has_types)):
+        for n, group in enumerate(self._groups):
+            is_cross = group.kind == "cross"
+            layout[f"block_tables.{n}"] = ((reqs, self._cross_width if is_cross else bucket.width), np.int32, -1)
+            layout[f"slot_mappings.{n}"] = ((0 if is_cross else tokens,), np.int32, -1)
+        sees_images = bucket.crosses and self._vision is not None
+        for name, is_there in (
+            ("rope_rows", self._has_rope_rows),
+            ("token_types", self._has_types or sees_images),
+            ("reach", bucket.has_images and self._vision is not None and self._vision.sight != "past"),
+        ):
             if is_there:
                 layout[name] = ((tokens,), np.int32, 0)
+        if bucket.has_images:
+            layout["image_rows"] = ((tokens,), np.int32, -1)
+        if bucket.crosses:
+            layout["encoder_lens"] = ((reqs,), np.int32, 0)
         if self._has_axes:
             layout["rope_positions"] = ((tokens, NUM_AXES), np.int32, 0)
         return layout
@@ -293,6 +329,9 @@ def forward_values(batch: ForwardBatch, picked: IntArray, num_reqs: int) -> dict
         "rope_rows": batch.rope_rows,
         "token_types": batch.token_types,
         "rope_positions": batch.rope_positions,
+        "encoder_lens": batch.encoder_lens,
+        "image_rows": batch.image_rows,
+        "reach": batch.reach,
     }
     for group, (table, slots) in enumerate(zip(batch.block_tables, batch.slot_mappings, strict=True)):
         values[f"block_tables.{group}"] = table

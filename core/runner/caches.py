@@ -1,7 +1,8 @@
 """The caches of all layers, allocated group by group: what every runner over an op table does in the same way."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,25 @@ from ..models.spec import ModelSpec
 from ..ops import OpTable
 from ..stages import Array, KVCaches
 from ..weights.source import HostTensor
+
+
+class CacheArrays(NamedTuple):
+    """The arrays of KVCaches, which a compiled step takes and gives."""
+
+    layers: Sequence[Any]
+    states: Sequence[Sequence[Any]]
+    cross: Sequence[Any]
+    images: Any
+
+    @classmethod
+    def of(cls, caches: KVCaches) -> "CacheArrays":
+        """Those of these caches."""
+        states = [tuple(layer) for layer in caches.states]
+        return cls(list(caches.layers), states, list(caches.cross), caches.images)
+
+    def put_in(self, caches: KVCaches) -> KVCaches:
+        """`caches` with these arrays."""
+        return dataclasses.replace(caches, **self._asdict())
 
 
 def new_caches(

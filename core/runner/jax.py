@@ -24,7 +24,9 @@ from ..weights.dequantize import to_float32
 from ..weights.source import DTYPE_BYTES, HostTensor, LoadedParam, ParamSource
 from .bucketed import BucketedRunner, HostArray
 from .buckets import Bucket, ForwardBucket
-from .jax_programs import JaxCaches, JaxPrograms, StepShapes, abstract_shapes, make_caches
+from .caches import CacheArrays
+from .encode_buckets import EncodeBucket
+from .jax_programs import JaxPrograms, StepShapes, abstract_shapes, make_caches
 from .jax_sharding import (
     check_divides,
     is_cut_by_parts,
@@ -127,7 +129,7 @@ class JaxRunner(BucketedRunner):
         if any(selection.provider == DEFINITION for selection in self.selections):
             self._trace()
         self._params: dict[str, Array] = {}
-        self._kv: JaxCaches = []
+        self._kv: CacheArrays | None = None
         self._last_tokens: Array = None
         self._programs: JaxPrograms | None = None
 
@@ -172,7 +174,7 @@ class JaxRunner(BucketedRunner):
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate the caches layer by layer; `num_blocks` includes the null block."""
-        self._kv = []
+        self._kv = None
         self._programs = None
         plan = self.kv_plan()
         total = sum(n * size for n, size in zip(num_blocks, plan.block_bytes, strict=True))
@@ -219,9 +221,15 @@ class JaxRunner(BucketedRunner):
     def forward(self, bucket: ForwardBucket, packed: IntArray) -> tuple[Array, Array]:
         """Run a forward pass; the caches that went in are gone."""
         program = self.program(bucket)
-        kv, self._kv = self._kv, []
+        kv, self._kv = self._kv, None
         hidden_states, hidden, self._kv = program(self._params, kv, self._last_tokens, packed)
         return hidden_states, hidden
+
+    def encode(self, bucket: EncodeBucket, packed: IntArray) -> None:
+        """Run the encoder; the caches that went in are gone."""
+        program = self.program(bucket)
+        kv, self._kv = self._kv, None
+        self._kv = program(self._params, kv, packed)
 
     def fetch(self, arrays: Sequence[Array], finish: Callable[[list[HostArray]], StepOutput]) -> "RunningStep":
         """Have the arrays copied to the host as soon as they are there."""
@@ -240,7 +248,7 @@ class JaxRunner(BucketedRunner):
     def close(self) -> None:
         """Drop parameters and caches."""
         self._params.clear()
-        self._kv = []
+        self._kv = None
         self._programs = self._last_tokens = None
 
     def _trace(self) -> None:

@@ -19,11 +19,9 @@ from ..platform import RunnerConfig
 from ..stages import Array
 from .bucketed import Programs
 from .buckets import Bucket, Buckets, ForwardBucket, Grid, SampleBucket, size_of
-from .caches import new_caches
+from .caches import CacheArrays, image_row_size, new_caches
+from .encode_buckets import EncodeBucket
 from .jax_sharding import abstract_params, kv_sharding, replicated
-
-JaxCaches = Sequence[tuple[Any, Sequence[Any]]]
-"""Of each layer, the cache of keys and values (None without attention) and its states."""
 
 _OP_BY_OP = Grid(num_reqs=4, num_tokens=2, smallest_reqs=1, few_reqs=True)
 """Where no step is compiled, sizes may be close together; what an interpreter spends on padding counts there."""
@@ -35,12 +33,12 @@ class StepShapes:
 
     params: Mapping[str, Any]
     """by canonical name"""
-    kv: JaxCaches
+    kv: CacheArrays
     last_tokens: Any
     """[max_num_seqs] int32"""
 
 
-def make_caches(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Sequence[int]) -> JaxCaches:
+def make_caches(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Sequence[int]) -> CacheArrays:
     """The zeroed caches of all layers: keys and values where a runner's ops put them, states on every device."""
     caches = new_caches(
         ops,
@@ -52,21 +50,22 @@ def make_caches(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Seque
         kv_dtype=config.kv_dtype,
         device=None,
         state_device=replicated(mesh),
+        num_image_rows=config.num_image_rows,
+        image_row_size=image_row_size(config.spec),
     )
-    return list(zip(caches.layers, caches.states, strict=True))
+    return CacheArrays.of(caches)
 
 
 def abstract_shapes(config: RunnerConfig, ops: OpTable, mesh: Any, num_blocks: Sequence[int]) -> StepShapes:
     """What `config` would be compiled for with parameters as core/ops/jax packs them; no memory is taken."""
 
     caches = jax.eval_shape(lambda: make_caches(config, ops, mesh, num_blocks))
-    kv = [
-        (
-            jax.tree.map(lambda part: _placed(part, kv_sharding(mesh, part.shape[KV_HEADS_AXIS])), cache),
-            tuple(_placed(state, replicated(mesh)) for state in states),
-        )
-        for cache, states in caches
-    ]
+    cut = {
+        name: jax.tree.map(lambda part: _placed(part, kv_sharding(mesh, part.shape[KV_HEADS_AXIS])), parts)
+        for name, parts in (("layers", caches.layers), ("cross", caches.cross))
+    }
+    whole = jax.tree.map(lambda part: _placed(part, replicated(mesh)), caches)
+    kv = whole._replace(**cut)
     return StepShapes(
         params=abstract_params(declare_params(config.spec), config.dtype, mesh),
         kv=kv,
@@ -98,7 +97,7 @@ class JaxPrograms:
         self._mesh = mesh
         self._params, self._kv, self._last_tokens = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-            (dict(shapes.params), list(shapes.kv), shapes.last_tokens),
+            (dict(shapes.params), shapes.kv, shapes.last_tokens),
         )
         self._compiled: dict[Bucket, Any] = {}
 
@@ -128,6 +127,8 @@ class JaxPrograms:
                 "donate_argnums": 1,
                 "out_shardings": (whole, whole, jax.tree.map(lambda cache: cache.sharding, self._kv)),
             }
+        elif isinstance(bucket, EncodeBucket):
+            options = {"donate_argnums": 1, "out_shardings": jax.tree.map(lambda cache: cache.sharding, self._kv)}
         elif isinstance(bucket, SampleBucket):
             options["donate_argnums"] = 2
         return jax.jit(self._programs.function(bucket), **options).lower(*self._arguments(bucket))
@@ -138,6 +139,8 @@ class JaxPrograms:
         packed = jax.ShapeDtypeStruct((size_of(self.buckets.layout(bucket)),), jnp.int32, sharding=whole)
         if isinstance(bucket, ForwardBucket):
             return self._params, self._kv, self._last_tokens, packed
+        if isinstance(bucket, EncodeBucket):
+            return self._params, self._kv, packed
         rows = bucket.num_samples if isinstance(bucket, SampleBucket) else bucket.num_tokens
         hidden = jax.ShapeDtypeStruct((rows, self._hidden_size), self._dtype, sharding=whole)
         if isinstance(bucket, SampleBucket):

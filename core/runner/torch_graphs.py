@@ -16,7 +16,9 @@ from ..platform import Pending, RunnerConfig
 from ..stages import Array, IntArray, StepOutput
 from .bucketed import BucketedRunner, HostArray, Programs
 from .buckets import Bucket, Buckets, ForwardBucket, Grid, SampleBucket, pack
+from .caches import CacheArrays
 from .done import Done
+from .encode_buckets import EncodeBucket
 from .packed import cut, join
 from .torch import TorchDevice, TorchRunner, memory_errors
 
@@ -75,6 +77,10 @@ class GraphRunner(BucketedRunner, TorchRunner):
         hidden_states, hidden, _ = self.program(bucket)(self._params, self._caches(), self._last_tokens, packed)
         return hidden_states, hidden
 
+    def encode(self, bucket: EncodeBucket, packed: IntArray) -> None:
+        """Run the encoder; the caches are written where they lie."""
+        self.program(bucket)(self._params, self._caches(), packed)
+
     def fetch(self, arrays: Sequence[Array], finish: Callable[[list[HostArray]], StepOutput]) -> Pending:
         """Bring all arrays to the host in one copy."""
         if not arrays:
@@ -100,16 +106,17 @@ class GraphRunner(BucketedRunner, TorchRunner):
         """A step's input on the host, as a copy to the device takes it best."""
         return torch.from_numpy(words)
 
-    def _caches(self) -> list[tuple[Array, Sequence[Array]]]:
+    def _caches(self) -> CacheArrays:
         assert self._kv is not None, "kv_init comes before step"
-        return list(zip(self._kv.layers, self._kv.states, strict=True))
+        return CacheArrays.of(self._kv)
 
     def _record(self, bucket: Bucket) -> "_Recorded":
         function = self._functions.function(bucket)
         device = self.device.torch_device
         packed = torch.from_numpy(pack(self.buckets.layout(bucket), {})).to(device, copy=True)
-        if isinstance(bucket, ForwardBucket):
-            replay = self._recorder.record(lambda: function(self._params, self._caches(), self._last_tokens, packed))
+        if isinstance(bucket, ForwardBucket | EncodeBucket):
+            tokens = (self._last_tokens,) if isinstance(bucket, ForwardBucket) else ()
+            replay = self._recorder.record(lambda: function(self._params, self._caches(), *tokens, packed))
             return _Recorded(self.stage, replay, packed, None)
         rows = bucket.num_samples if isinstance(bucket, SampleBucket) else bucket.num_tokens
         hidden = self._hidden.get(rows)

@@ -56,6 +56,18 @@ def mean_rows(x: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> torc
     return ((inside.to(wide) @ x.to(wide)) / (ends - starts).clamp(min=1)[:, None]).to(x.dtype)
 
 
+def store_rows(cache: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """As the declaration in core/ops/ragged.py says: padding stores once more what another row stores, or, if there
+    is none, what the first slot holds."""
+    best = slots.argmax(0, keepdim=True)
+    slot = slots[best].clamp(min=0)
+    own = torch.where((slots[best] < 0)[:, None], cache[slot], rows[best].to(cache.dtype))
+    padding = slots < 0
+    kept = torch.where(padding[:, None], own, rows.to(cache.dtype))
+    cache[torch.where(padding, slot, slots).long()] = kept
+    return cache
+
+
 def _distance_buckets(distances: torch.Tensor, num_buckets: int) -> torch.Tensor:
     half = num_buckets // 2
     exact = half // 2

@@ -90,7 +90,7 @@ class GaudiDevice(TorchDevice):
             bucketed=True,
             shared_memory=bridge is None,
             auto_kv_bytes=EMULATED_KV_BYTES if bridge is None else 0,
-            features=frozenset(FEATURES) - {"foreign_code", "images"},  # no recorded step has a place for them
+            features=frozenset(FEATURES) - {"foreign_code"},  # which no recorder can follow
         )
         super().__init__(info=info, caps=caps, torch_device=torch_device)
         self.bridge = bridge

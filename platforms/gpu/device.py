@@ -109,8 +109,8 @@ class GpuDevice(TorchDevice):
         )
 
     def own_runner(self, config: RunnerConfig) -> TorchRunner:
-        """A runner that records decodes; foreign code and what reads an encoder is not recorded."""
-        if config.spec.foreign is not None or config.spec.kind == "encoder_decoder":
+        """A runner that records decodes; foreign code is not recorded."""
+        if config.spec.foreign is not None:
             return super().own_runner(config)
         return GpuRunner(config, self, None if self.is_emulated else self.module)
 

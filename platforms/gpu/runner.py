@@ -35,9 +35,7 @@ class GpuRunner(GraphRunner):
         recorder: Recorder = Rerun() if module is None or not has_graphs else StreamGraphs(module)
         super().__init__(config, device, recorder, GRID)
         self._module = module
-        spec = config.spec
-        is_crossed = any(layer.cross is not None for layer in spec.layers)
-        self._records = has_graphs and spec.kind == "decoder" and spec.pooler is None and not is_crossed
+        self._records = has_graphs and config.spec.kind != "encoder" and config.spec.pooler is None
 
     @property
     def num_programs(self) -> int | None:

@@ -35,6 +35,7 @@ def static_provider() -> OpProvider:
             "expand_values": OpTable.expand_values,
             "encoder_attention": ragged.encoder_attention,
             "mean_rows": ragged.mean_rows,
+            "store_rows": ragged.store_rows,
             **state_ops(),
             "sample": _sample,
         },

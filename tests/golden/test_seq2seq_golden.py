@@ -19,6 +19,7 @@ NUM_TOKENS = 16
 LENGTHS = (3, 40, 17, 16, 1, 25)
 REPRESENTATIVES = ("t5", "whisper")
 """Cases that the default run takes through the engine; the full run takes all."""
+JAX = pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed: pip install 'headrace[tpu]'")
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 PARAMS = [
     case.name if case.name in REPRESENTATIVES else pytest.param(case.name, marks=pytest.mark.slow)
@@ -56,7 +57,9 @@ def generate(oracle: Any, source: EncoderInput, target: list[int]) -> list[int]:
         states = oracle.get_encoder()(**inputs)
         tokens = list(target)
         for _ in range(NUM_TOKENS):
-            logits = oracle(encoder_outputs=states, decoder_input_ids=torch.tensor([tokens])).logits
+            # FSMT makes its causal mask only where it is given the ids, too, and keeps no cache.
+            decoded = {"decoder_input_ids": torch.tensor([tokens]), "use_cache": False}
+            logits = oracle(**inputs, encoder_outputs=states, **decoded).logits
             tokens.append(int(logits[0, -1].argmax()))
     return tokens[len(target) :]
 
@@ -85,6 +88,9 @@ def run(folder: Path, inputs: list[EncoderInput], targets: list[list[int]], **op
         pytest.param(dict(prefix_caching=False, block_size=8), marks=pytest.mark.slow),
         dict(device="cpu", block_size=4),
         pytest.param(dict(device="sim"), marks=pytest.mark.slow),
+        dict(device="gaudi:emulated", max_num_seqs=4),
+        pytest.param(dict(device="tpu:emulated", max_num_seqs=4), marks=JAX),
+        pytest.param(dict(device="neuron:emulated", max_num_batched_tokens=8), marks=[pytest.mark.slow, JAX]),
         pytest.param(dict(device="cuda:emulated", max_num_seqs=3), marks=[pytest.mark.slow, TRITON]),
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()) or "default",

@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves
 from golden_cases import CASES
 from headrace import LLM, SamplingParams
 from headrace.core.runner.torch_graphs import HOST_READS, Rerun
+from headrace.core.stages import EncoderInput
 from headrace.kernels.triton.launch import Launcher
+from paged_seq2seq import SEQ2SEQ_CASES, make_inputs, make_seq2seq
 from tiny_checkpoints import FAMILIES, save_golden_case, save_tiny
 
 aten = torch.ops.aten
@@ -74,6 +76,28 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Rerun, "record", strict)
     monkeypatch.setattr(Launcher, "launch", unseen)
     return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [case.name if case.name == "t5" else pytest.param(case.name, marks=pytest.mark.slow) for case in SEQ2SEQ_CASES],
+)
+def test_decoders_behind_an_encoder_are_recorded(name: str, watched: list[int], tmp_path: Path) -> None:
+    case = next(case for case in SEQ2SEQ_CASES if case.name == name)
+    folder, is_speech = make_seq2seq(case, tmp_path), case.model_type == "whisper"
+    inputs, targets = make_inputs(is_speech)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    options: dict[str, Any] = dict(max_num_seqs=3, kv_memory="8MiB", dtype="float32", skip_tokenizer_init=True)
+    with LLM(str(folder), device="cuda:emulated", **options) as llm:
+        engine = llm.built.engine
+        for i, (source, target) in enumerate(zip(inputs, targets, strict=True)):
+            encoder = EncoderInput(features=source) if is_speech else EncoderInput(token_ids=source)
+            engine.add(str(i), target, params, encoder=encoder, final_only=True)
+        while engine.has_unfinished():
+            engine.step()
+    assert len(watched) >= 2 and min(watched) > 5, (
+        "a forward pass and sampling, each run when it is recorded, at least"
+    )
 
 
 @pytest.mark.parametrize(

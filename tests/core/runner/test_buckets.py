@@ -8,10 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.core.models.config import HFConfig
+from headrace.core.models.registry import read_spec
 from headrace.core.platform import RunnerConfig
 from headrace.core.runner.buckets import Buckets, ForwardBucket, Grid
+from headrace.core.runner.encode_buckets import EncodeBucket
 from headrace.core.self_test import tiny_config, tiny_spec
-from headrace.core.stages import ForwardBatch
+from headrace.core.stages import EncoderBatch, ForwardBatch
+from published_seq2seq import PUBLISHED_SEQ2SEQ
 
 
 def batch_of(counts: list[int], width: int) -> ForwardBatch:
@@ -67,3 +71,35 @@ def test_steps_have_a_shape_that_was_compiled(
     assert bucket.num_tokens >= sum(counts) and bucket.num_reqs >= len(counts) and bucket.num_picked >= num_samples
     assert bucket in compiled
     assert bucket.num_picked in {sample.num_samples for sample in buckets.all_sample()}
+
+
+@pytest.mark.parametrize("name", ["flan_t5_base", "whisper_base"])
+@given(data=st.data())
+def test_an_encoder_has_a_compiled_shape_for_what_may_be_admitted(name: str, data: st.DataObject) -> None:
+    config, buckets, compiled = encoder_of(name)
+    spec = config.spec.encoder
+    assert spec is not None
+    longest, budget = config.groups[-1].num_tokens, config.max_num_batched_tokens
+    one = st.just(longest) if spec.num_features else st.integers(1, longest)
+    lens, taken = [data.draw(one)], 0
+    for more in data.draw(st.lists(one, max_size=20)):
+        taken = sum(lens)
+        if taken + more <= budget:
+            lens.append(more)
+    starts = np.cumsum([0, *lens]).astype(np.int32)
+    nothing = np.zeros(starts[-1], np.int32)
+    batch = EncoderBatch(positions=nothing, query_start_loc=starts, slot_mapping=nothing)
+    bucket = buckets.encode.of(batch)
+    assert bucket.num_tokens >= sum(lens)
+    assert bucket in compiled
+    packed = buckets.encode.values(batch, bucket)["query_start_loc"]
+    assert packed.shape == buckets.layout(bucket)["query_start_loc"][0] and packed[-1] == sum(lens)
+
+
+@cache
+def encoder_of(name: str) -> tuple[RunnerConfig, Buckets, frozenset[EncodeBucket]]:
+    """A published model's configuration, its buckets, and the passes of its encoder that warmup compiles."""
+    spec = read_spec(HFConfig(dict(PUBLISHED_SEQ2SEQ[name])))
+    config = replace(tiny_config(spec), max_num_batched_tokens=2048)
+    buckets = Buckets(config, Grid())
+    return config, buckets, frozenset(buckets.encode.all())
