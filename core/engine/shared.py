@@ -1,7 +1,9 @@
 """One engine whose steps several threads and streams share."""
 
 import collections
+import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 
@@ -23,12 +25,24 @@ class SharedEngine:
         self._latest: dict[str, RequestOutput] = {}
         self._dropped: collections.deque[str] = collections.deque()
         self._is_held = False
+        self._is_torn = False
+        _SHARED.add(self)
+
+    def forked(self) -> None:
+        """In the child of a fork: no other thread came along, and what one was in the midst of stays so."""
+        self._lock = threading.RLock()
+        self._is_torn = self._is_torn or self._is_held
 
     @property
     def engine(self) -> Engine:
         """What needs no turn. Raises RequestError if it is closed."""
         if self.is_closed:
             raise RequestError("this LLM is closed")
+        if self._is_torn:
+            raise RequestError(
+                "this process was forked while another thread was in the midst of a step of this LLM",
+                remedies=["load the LLM in this process", "fork while the LLM is idle"],
+            )
         return self._engine
 
     @contextmanager
@@ -73,12 +87,24 @@ class SharedEngine:
     def close(self) -> bool:
         """End all requests and free the engine. False if that was done before."""
         with self._lock:
-            self._check_idle()
+            if not self._is_torn:
+                self._check_idle()
             was_open, self.is_closed = not self.is_closed, True
-            if was_open:
+            if was_open and not self._is_torn:
                 self._engine.close()
-            return was_open
+            return was_open and not self._is_torn
 
     def _check_idle(self) -> None:
         if self._is_held:
             raise RequestError("this LLM is in the midst of a step, and what runs in it cannot use the LLM")
+
+
+_SHARED: "weakref.WeakSet[SharedEngine]" = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for each in _SHARED:
+        each.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,6 +1,8 @@
 """Arguments of the Python API that are wrong: one error that names them, and the LLM goes on."""
 
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -316,3 +318,47 @@ def test_closing_ends_what_other_threads_wait_for(folder: Path) -> None:
     llm.close()
     thread.join(30)
     assert [error.reason for error in errors] == ["this LLM is closed"]
+
+
+def test_forks(folder: Path) -> None:
+    """The child of an idle LLM goes on with it, threads included; one of a busy LLM is told."""
+    code = f"""
+import os, threading, warnings
+from headrace import LLM, SamplingParams, StructuredOutputParams
+warnings.simplefilter("ignore")
+form = StructuredOutputParams(kind="regex", value="a*")
+params = SamplingParams(max_tokens=8, structured_output=form, temperature=0, ignore_eos=True)
+llm = LLM({str(folder)!r}, device="cpu", load_format="dummy", kv_memory="8MiB", threads=1)
+want = llm.generate("hello", params)[0].outputs[0].text
+
+def forked(run):
+    if os.fork() == 0:
+        try:
+            run()
+        except BaseException as error:
+            print(error.reason, flush=True)
+        os._exit(0)
+    os.wait()
+
+forked(lambda: print(llm.generate("hello", params)[0].outputs[0].text == want, flush=True))
+step, begun, done = llm.built.engine.step, threading.Event(), threading.Event()
+
+def long_step():
+    begun.set()
+    done.wait()
+    return step()
+
+llm.built.engine.step = long_step
+thread = threading.Thread(target=lambda: llm.generate("hello", params))
+thread.start()
+begun.wait()
+forked(lambda: llm.generate("hello", params))
+forked(lambda: print(llm.close(), flush=True))
+done.set()
+thread.join()
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    first, second, third = found.stdout.splitlines()
+    assert (first, third) == ("True", "None")
+    assert second == "this process was forked while another thread was in the midst of a step of this LLM"
