@@ -96,12 +96,12 @@ def grouped_experts(
 
     x: [num_tokens, hidden_size]; weights: float32 and experts: int32 [num_tokens, num_experts_per_token] by
     `route_experts`; gate_up, down: packed by `pack_stacked`, [num_experts, 2 * n, hidden_size] with gate above
-    up, and [num_experts, hidden_size, n]; biases: float32 [num_experts * 2 * n] and [num_experts * hidden_size].
+    up, and [num_experts, out_features, n]; biases: float32 [num_experts * 2 * n] and [num_experts * out_features].
     clamp: gate is cut at clamp, up to [-clamp, clamp], and the block is (up + 1) * gate * sigmoid(alpha * gate)
     (gpt-oss); 0 is activation. scale_input: weights multiply x instead (Llama 4). gated: False if gate_up holds up
-    alone, [num_experts, n, hidden_size]. partial: experts may hold num_experts, for an expert of another rank, which
-    adds nothing. A token's experts are summed in the order in which they are listed, in
-    float32 at least. Returns x's shape and dtype.
+    alone, [num_experts, n, hidden_size]. partial: experts may hold num_experts, for an expert of another rank or for
+    none, which adds nothing. A token's experts are summed in the order in which they are listed, in float32 at
+    least. Returns [num_tokens, out_features] in x's dtype.
     """
     import torch
     import torch.nn.functional as F
@@ -113,9 +113,8 @@ def grouped_experts(
     rows, factors = x[order // count], weights.flatten()[order][:, None]
     if scale_input:
         rows = (rows * factors).to(x.dtype)
-    outputs = (torch.zeros_like if partial else torch.empty_like)(
-        rows, dtype=torch.promote_types(x.dtype, torch.float32)
-    )
+    wide, shape = torch.promote_types(x.dtype, torch.float32), (len(rows), down.shape[1])
+    outputs = (torch.zeros if partial else torch.empty)(shape, dtype=wide, device=x.device)
     ends = torch.bincount(chosen, minlength=num_experts).cumsum(0)[:num_experts].tolist()
     start = 0
     for expert, end in enumerate(ends):
@@ -129,7 +128,7 @@ def grouped_experts(
         outputs = outputs * factors
     unsorted = torch.empty_like(outputs)
     unsorted[order] = outputs
-    return unsorted.view(len(x), count, x.shape[-1]).sum(1).to(x.dtype)
+    return unsorted.view(len(x), count, down.shape[1]).sum(1).to(x.dtype)
 
 
 def absorb_keys(query: Array, weight: Array) -> Array:

@@ -62,8 +62,8 @@ struct Stack {
 
 // Of a chunk's rows, one for each token and expert: rows of kChunkTokens tokens, all dense.
 struct ExpertBuffers {
-    View inner, activated, outputs;  // [count * up.rows], [count * width], [count * hidden]
-    View scaled;                     // [count * hidden], with scales_input only
+    View inner, activated, outputs;  // [count * up.rows], [count * width], [count * down.rows]
+    View scaled;                     // [count * x.cols], with scales_input only
 };
 
 struct ExpertOptions {

@@ -206,17 +206,17 @@ void Program::part_identities(const View &weights, const View &experts, const Vi
 void Program::grouped_experts(const View &out, const View &x, const View &weights, const View &experts,
                               const ExpertBuffers &buffers, const Stack &up, const Stack &down,
                               ExpertOptions options) {
-    const std::int64_t count = experts.cols, hidden = x.cols, width = options.is_gated ? up.rows / 2 : up.rows;
+    const std::int64_t count = experts.cols, width = options.is_gated ? up.rows / 2 : up.rows;
     check(x, up.weight->weight().cols);
     check(out, down.rows);
     check(weights, count);
     check(experts, count);
     check(buffers.inner, count * up.rows);
     check(buffers.activated, count * width);
-    check(buffers.outputs, count * hidden);
+    check(buffers.outputs, count * down.rows);
     want_stack(up, "up");
     want_stack(down, "down");
-    if (down.rows != hidden || down.weight->weight().cols != width || up.num_matrices != down.num_matrices ||
+    if (down.weight->weight().cols != width || up.num_matrices != down.num_matrices ||
         (options.is_gated && up.rows % 2 != 0))
         refuse("the experts' two weights do not fit together");
     want_length(options.up_bias, up.num_matrices * up.rows, "up_bias");
@@ -225,7 +225,7 @@ void Program::grouped_experts(const View &out, const View &x, const View &weight
         want_dense(*view, "out and each buffer");
         if (view->dtype != x.dtype) refuse("out and each buffer must have the dtype of x");
     }
-    if (options.scales_input) check(buffers.scaled, count * hidden);
+    if (options.scales_input) check(buffers.scaled, count * x.cols);
     const std::int64_t most_tokens = max_rows(buffers.inner);
     const std::size_t linear_bytes = (std::max(stack_scratch(up, x.dtype, most_tokens),
                                                stack_scratch(down, x.dtype, most_tokens)) + 63) / 64 * 64;
@@ -248,7 +248,7 @@ void Program::run_experts(const Chunk &chunk, const View &out, const View &x, co
                           const ExpertOptions &options, std::size_t scratch_bytes, const Context &context) const {
     const Kernels &table = kernels();
     const std::int64_t count = experts.cols, size = bytes_of(x.dtype), num_rows = chunk.num_tokens * count;
-    const std::int64_t width = buffers.activated.cols / count, hidden = x.cols;
+    const std::int64_t width = buffers.activated.cols / count;
     const auto *factors = reinterpret_cast<const float *>(at(weights)) + chunk.start * count;
     const Sorted sorted(context.scratch + scratch_bytes,
                         reinterpret_cast<const std::int32_t *>(at(experts)) + chunk.start * count, up.num_matrices,
@@ -258,7 +258,7 @@ void Program::run_experts(const Chunk &chunk, const View &out, const View &x, co
     if (options.scales_input) {
         scale_rows(source, x, factors, sorted.places, num_rows, count, at(buffers.scaled), context);
         source = at(buffers.scaled);
-        source_stride = hidden;
+        source_stride = x.cols;
         context.wait(context);
     }
     const auto multiply = [&](const Stack &stack, const std::vector<float> &bias, const auto &args_of) {
@@ -276,7 +276,7 @@ void Program::run_experts(const Chunk &chunk, const View &out, const View &x, co
     };
     multiply(up, options.up_bias, [&](std::int64_t row, std::int64_t column) {
         LinearArgs args{};
-        args.x = options.scales_input ? source + row * hidden * size : source;
+        args.x = options.scales_input ? source + row * x.cols * size : source;
         args.x_rows = options.scales_input ? nullptr : sorted.tokens + row;
         args.x_stride = source_stride;
         args.out = at(buffers.inner) + (row * up.rows + column) * size;
@@ -291,12 +291,12 @@ void Program::run_experts(const Chunk &chunk, const View &out, const View &x, co
         LinearArgs args{};
         args.x = at(buffers.activated) + row * width * size;
         args.x_stride = width;
-        args.out = at(buffers.outputs) + (row * hidden + column) * size;
+        args.out = at(buffers.outputs) + (row * down.rows + column) * size;
         return args;
     });
     context.wait(context);
     table.combine({at(buffers.outputs), at(out) + chunk.start * out.stride * size, x.dtype, sorted.places, factors,
-                   chunk.num_tokens, count, hidden, out.stride, !options.scales_input},
+                   chunk.num_tokens, count, down.rows, out.stride, !options.scales_input},
                   context);
 }
 

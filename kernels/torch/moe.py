@@ -40,8 +40,8 @@ def grouped_experts(
             y = y * factors
         if partial:
             y = torch.where(experts.reshape(-1, 1, 1) < num_experts, y, 0)
-        return y.view(len(x), count, x.shape[-1]).sum(1).to(x.dtype)
-    out = torch.zeros(x.shape, dtype=wide, device=x.device)
+        return y.view(len(x), count, down.shape[1]).sum(1).to(x.dtype)
+    out = torch.zeros((len(x), down.shape[1]), dtype=wide, device=x.device)
     for expert in range(num_experts):
         mine = experts == expert
         factor = (weights * mine).sum(1, keepdim=True)

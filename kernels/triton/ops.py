@@ -389,9 +389,7 @@ class TritonOps(QuantizedOps, StateOps):
         partial: bool = False,
     ) -> torch.Tensor:
         """x: [num_tokens, hidden_size]; see core/ops/moe.py."""
-        num_tokens, hidden_size = x.shape
-        num_experts = gate_up.num_stacked if isinstance(gate_up, QuantizedWeight) else len(gate_up)
-        size = gate_up.out_features // num_experts if isinstance(gate_up, QuantizedWeight) else gate_up.shape[1]
+        num_tokens, (num_experts, size), (_, out_features) = len(x), _stack_of(gate_up), _stack_of(down)
         size //= 2 if gated else 1
         num_rows = num_tokens * experts.shape[1]
         x, weights = x.contiguous(), weights.contiguous()
@@ -404,14 +402,14 @@ class TritonOps(QuantizedOps, StateOps):
         )
         inner = self.room((num_rows, size), x)
         outputs = (torch.zeros if partial else torch.empty)(
-            (num_rows, hidden_size), dtype=torch.float32, device=x.device
+            (num_rows, out_features), dtype=torch.float32, device=x.device
         )
         how: dict[str, Any] = {"activation": activation, "alpha": alpha, "gated": gated, "is_scaled": scale_input}
         how["clamp"] = clamp if gated else 0.0
         self._experts("grouped_experts", x, gate_up, gate_up_bias, routed, inner, is_up=True, **how)
         how = {"is_up": False, "is_scaled": not scale_input}
         self._experts("grouped_experts.down", inner, down, down_bias, routed, outputs, **how)
-        return outputs.view(num_tokens, experts.shape[1], hidden_size).sum(1).to(x.dtype)
+        return outputs.view(num_tokens, experts.shape[1], out_features).sum(1).to(x.dtype)
 
     def _experts(
         self,
@@ -552,3 +550,10 @@ def _dim_blocks(head_dim: int) -> tuple[int, int]:
         return max(16, triton.next_power_of_2(head_dim)), 0
     large: int = triton.next_power_of_2(head_dim // 2 + 1)
     return large, max(16, triton.next_power_of_2(head_dim - large)) if head_dim > large else 0
+
+
+def _stack_of(weight: torch.Tensor | QuantizedWeight) -> tuple[int, int]:
+    """Matrices of stacked weights, and the rows of each."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.num_stacked, weight.out_features // weight.num_stacked
+    return len(weight), weight.shape[1]

@@ -22,10 +22,13 @@ EXPERTS: tuple[dict[str, Any], ...] = (
     {"scale_input": True},
     {"partial": True, "bias": True},
     {"gated": False, "activation": "relu2"},
+    {"gated": False, "activation": "linear", "partial": True, "out": 72, "per_token": 1},
     {"many": True},
     {"twice": True},
 )
-"""What mixtures may ask for: keywords of the op, biases, and more tokens than a tile of one expert holds."""
+"""What mixtures may ask for: keywords of the op, biases, more tokens than a tile of one expert holds; and adapters,
+whose outputs have a size of their own."""
+_OF_SHAPES = ("bias", "many", "twice", "out", "per_token")
 
 
 def _stacked(rng: Rng, count: int, rows: int, columns: int) -> tuple[HostTensor, HostArray]:
@@ -40,20 +43,21 @@ def _check_experts(dtype: str, subject: Subject) -> str:
     import torch
 
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
-    num_experts, hidden, size, per_token = 6, 40, 24, 2
+    num_experts, hidden, size = 6, 40, 24
     worst, count = 0.0, 0
     for options in EXPERTS:
-        kwargs = {name: value for name, value in options.items() if name not in ("bias", "many", "twice")}
+        kwargs = {name: value for name, value in options.items() if name not in _OF_SHAPES}
+        out, per_token = options.get("out", hidden), options.get("per_token", 2)
         packed, exact = [], []
         inner = size if options.get("gated") is False else 2 * size
-        for rows, columns in ((inner, hidden), (hidden, size)):
+        for rows, columns in ((inner, hidden), (out, size)):
             tensor, values = _stacked(rng, num_experts, rows, columns)
             packed.append(ops.pack_stacked([tensor], num_stacked=num_experts, dtype=dtype, device=subject.place))
             exact.append(torch.from_numpy(values).to(getattr(torch, dtype)).double())
-        biases = [normal32(rng, num_experts * n) for n in (2 * size, hidden)] if options.get("bias") else []
+        biases = [normal32(rng, num_experts * n) for n in (2 * size, out)] if options.get("bias") else []
         for num_tokens in (0, 1, 5, 33) if not options.get("many") else (150,):
             chosen = np.argsort(rng.random((num_tokens, num_experts)), -1)[:, :per_token]
-            chosen[: num_tokens // 2] = (5, 0)  # most tokens on two experts, some experts without any
+            chosen[: num_tokens // 2] = (5, 0)[:per_token]  # most tokens on two experts, some experts without any
             if options.get("partial"):
                 chosen[rng.random(chosen.shape) < 0.4] = num_experts
             factors = normal32(rng, num_tokens, per_token)

@@ -191,6 +191,21 @@ def test_mixtures_of_experts(
         check(got, want.to(x.dtype), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{"activation": "relu2"}, {"activation": "linear", "partial": True}])
+def test_experts_without_gates_and_with_outputs_of_another_size(dtype: str, options: dict[str, Any]) -> None:
+    x, weights = values(40, 33, dtype=dtype), values(40, 1, seed=1)
+    up, down = values(3, 18, 33, dtype=dtype, seed=2) / 6, values(3, 50, 18, dtype=dtype, seed=3) / 4
+    experts = torch.arange(40, dtype=torch.int32)[:, None] % (4 if options.get("partial") else 3)
+    got = OPS.grouped_experts(x, weights, experts, up, down, gated=False, **options)
+    exact = wide(x, up, down, weights)
+    inner = torch.einsum("eri,ti->ter", exact[1], exact[0])
+    inner = inner.clamp(min=0) ** 2 if options["activation"] == "relu2" else inner
+    all_outputs = torch.einsum("eor,ter->teo", exact[2], inner) * exact[3][:, None]
+    want = torch.cat([all_outputs, torch.zeros(40, 1, 50, dtype=torch.float64)], 1)[torch.arange(40), experts[:, 0]]
+    check(got, want.to(x.dtype), dtype)
+
+
 def test_all_tokens_may_choose_one_expert() -> None:
     x, weights = values(50, 16), torch.ones(50, 1)
     gate_up, down = values(8, 24, 16, seed=1), values(8, 16, 12, seed=2)

@@ -138,10 +138,10 @@ class Tracer:
         gated: bool = True,
         partial: bool = False,
     ) -> Value:
-        inner, hidden = gate_up.shape[0] // gate_up.num_stacked, down.shape[0] // down.num_stacked
-        widths = [inner, down.shape[1], hidden, *([hidden] if scale_input else [])]
+        inner, out = gate_up.shape[0] // gate_up.num_stacked, down.shape[0] // down.num_stacked
+        widths = [inner, down.shape[1], out, *([x.cols] if scale_input else [])]
         buffers = [self._new("chunk", experts.cols * width, x.dtype) for width in widths]
-        outputs = (self._like(x), *buffers)
+        outputs = (self._new(x.rows, out, x.dtype), *buffers)
         inputs = (x, weights, experts, gate_up, down, gate_up_bias, down_bias)
         options = {"activation": activation, "gated": gated, "clamp": clamp, "alpha": alpha}
         self._record("grouped_experts", inputs, outputs, **options)
