@@ -6,7 +6,7 @@ and HEADRACE_ITS_NAME always, and a keyword of `LLM`. Names are unique over all 
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
@@ -25,6 +25,7 @@ DRAFT_TOKENS, MOST_DRAFT_TOKENS = 4, 32
 MOST_SEQS = 65536
 """Requests that may run at the same time, at most: their tables are allocated at the start."""
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
+_ADAPTER = re.compile(r"[\w.:/-]+")
 QUANTIZATIONS = ("none", "int8", "int8-channel", "fp8", "int4", "int4-g64", "int4-g128", "int4-sym")
 """What becomes of a layer's weights: see weights.quantize."""
 
@@ -68,9 +69,20 @@ class ModelConfig:
     tokenizer: str = option("", "folder or hub id of the tokenizer; empty for the model's own")
     skip_tokenizer_init: bool = option(False, "token ids in and out, no tokenizer")
     chat_template: str = option("", "file with a chat template; empty for the model's own", cli=True)
+    lora: tuple[str, ...] = option(
+        (), "NAME=FOLDER of an adapter that PEFT has saved, which requests may name (docs/lora.md)", cli=True
+    )
+    max_loras: int = option(0, "places for adapters, of which some may be loaded later; 0: as many as lora names")
+    max_lora_rank: int = option(16, "rank that an adapter has at most, where max_loras keeps places for others")
 
     def __post_init__(self) -> None:
         _check_types(self)
+        num_loras = len(lora_pairs(self.lora))
+        _check_auto_or_positive("max_lora_rank", self.max_lora_rank)
+        if self.max_loras < 0 or 0 < self.max_loras < num_loras:
+            raise ConfigError(
+                f"max_loras must be 0 or at least {num_loras}, the adapters of lora; got {self.max_loras}"
+            )
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
         _check_choice("quantize", self.quantize, QUANTIZATIONS)
         _check_choice("load_format", self.load_format, ("auto", "dummy"))
@@ -126,6 +138,22 @@ class KVConfig:
         _check_choice("kv_dtype", self.kv_dtype, ("auto", *KV_DTYPES))
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, got {self.block_size}")
+
+
+def lora_pairs(lora: Sequence[str]) -> dict[str, str]:
+    """Folder by name of a `lora` setting. Raises ConfigError."""
+    pairs: dict[str, str] = {}
+    for text in lora:
+        name, _, path = text.partition("=")
+        if not _ADAPTER.fullmatch(name) or not path:
+            raise ConfigError(
+                f"lora must be NAME=FOLDER, the name of letters, digits and . _ - / :, got {text!r}",
+                remedies=["--lora mine=FOLDER"],
+            )
+        if name in pairs:
+            raise ConfigError(f"lora names {name!r} twice: {pairs[name]} and {path}")
+        pairs[name] = path
+    return pairs
 
 
 def parse_speculative(text: str) -> tuple[str, int]:
@@ -192,11 +220,14 @@ class ServerConfig:
     max_queue_requests: int = option(1024, "requests that may wait for their first token")
     max_queue_tokens: int = option(1_000_000, "prompt tokens that may wait for their first token")
     request_timeout_s: int = option(3600, "seconds that one request may take in all")
-    drain_timeout_s: int = option(30, "seconds that running requests get after SIGTERM", cli=True)
+    drain_timeout_s: int = option(30, "seconds that running requests get after SIGTERM")
     max_body_bytes: int = option(32 * 1024**2, "bytes that the body of a request may have")
     allow_remote_media: bool = option(False, "fetch images at http(s) addresses that requests name")
     allow_private_media: bool = option(
         False, "fetch them from this machine and private networks, too, which whoever sends requests can then look at"
+    )
+    load_loras: bool = option(
+        False, "let requests load adapters from folders of this machine, and unload them (docs/lora.md)"
     )
     max_images: int = option(32, "images that one request may bring")
     max_image_bytes: int = option(20 * 1024**2, "bytes that the file of an image may have")
@@ -266,7 +297,7 @@ class EngineConfig:
         for name, value in options.items():
             if name not in known:
                 raise ConfigError(f"unknown option {name!r}{other_name(name) or did_you_mean(name, known)}")
-            groups.setdefault(known[name], {})[name] = value
+            groups.setdefault(known[name], {})[name] = as_texts(value) if is_list(name) else value
         types = _group_types()
         return cls(**{name: types[name](**values) for name, values in groups.items()})
 
@@ -285,6 +316,21 @@ def all_options() -> dict[str, tuple[str, dataclasses.Field[Any]]]:
     return found
 
 
+def is_list(name: str) -> bool:
+    """True for an option of several texts."""
+    return all_options()[name][1].type == tuple[str, ...]
+
+
+def as_texts(value: Any) -> Any:
+    """The value of such an option: a tuple of what a list holds, NAME=VALUE for a mapping, what commas part in a
+    text; anything else as it is."""
+    if isinstance(value, str):
+        return tuple(filter(None, map(str.strip, value.split(","))))
+    if isinstance(value, Mapping):
+        return tuple(f"{name}={each}" for name, each in value.items())
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _group_types() -> dict[str, Any]:
     return {f.name: f.default_factory for f in dataclasses.fields(EngineConfig)}
 
@@ -298,6 +344,10 @@ def _check_types(group: Any) -> None:
     """Raise ConfigError for a value of another type than its field's."""
     for item in dataclasses.fields(group):
         value = getattr(group, item.name)
+        if item.type == tuple[str, ...]:
+            if type(value) is tuple and all(isinstance(each, str) for each in value):
+                continue
+            raise ConfigError(f"{item.name} must be a list of texts, got {value!r}")
         types: list[Any] = [*get_args(item.type)] or [item.type]
         has_auto = len(types) > 1
         if type(value) in types or (has_auto and value == "auto"):

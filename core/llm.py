@@ -5,9 +5,8 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -17,6 +16,10 @@ from .engine.build import Built, build_engine
 from .engine.shared import SharedEngine
 from .errors import ModelError, RequestError
 from .llm_inputs import (
+    AudioInput,
+    Lora,
+    Message,
+    Prompt,
     as_conversations,
     as_many,
     as_messages,
@@ -28,6 +31,7 @@ from .llm_inputs import (
     flat_options,
     images_of,
     is_one_prompt,
+    loras_each,
     params_each,
     priorities_each,
 )
@@ -51,38 +55,6 @@ if TYPE_CHECKING:  # what few models need is imported for them
 logger = logging.getLogger(__name__)
 
 
-class TokensPrompt(TypedDict):
-    """A prompt that is already token ids."""
-
-    prompt_token_ids: Sequence[int]
-
-
-class ImagePrompt(TypedDict, total=False):
-    """A prompt with images, as text or as token ids; {"image": ...} holds one of them or a list.
-
-    An image is a picture of Pillow, a path, the bytes of a file, or a data: or http(s) URL. The prompt has the
-    model's placeholder once for each; without any, the images come first.
-    """
-
-    prompt: str
-    prompt_token_ids: Sequence[int]
-    multi_modal_data: Mapping[str, Any]
-
-
-class EncoderDecoderPrompt(TypedDict, total=False):
-    """Both prompts of an encoder-decoder model; the decoder's may be left to the model."""
-
-    encoder_prompt: str | TokensPrompt
-    decoder_prompt: str | TokensPrompt | None
-
-
-Prompt = str | TokensPrompt | ImagePrompt | EncoderDecoderPrompt
-"""An encoder-decoder model's encoder reads a plain prompt, and its decoder begins as the checkpoint says."""
-AudioInput = str | Path | bytes | FloatArray
-Message = Mapping[str, Any]
-"""{"role": ..., "content": ...} as in the OpenAI API."""
-
-
 class LLM:
     """A language model, loaded and ready. Use as a context manager, or call `close`.
 
@@ -102,7 +74,8 @@ class LLM:
         """Load `model`: a hub id, a folder, a .gguf file, or "" for the embedded default.
 
         quantize: "int8", "int4" and others (docs/weights.md): weights are made smaller while they load.
-        engine_options: any option of the configuration, such as max_model_len=4096 or kv_memory="2GiB".
+        engine_options: any option of the configuration, such as max_model_len=4096, kv_memory="2GiB" or
+        lora={"name": "folder"}.
         Raises ConfigError, ModelError, CapacityError or PlatformError.
         """
         options = dict(
@@ -172,29 +145,32 @@ class LLM:
         *,
         priority: Sequence[int] | int = 0,
         cache_salt: str = "",
+        lora: Lora = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete one or more prompts; the results come in the order of the prompts.
 
-        use_tqdm: vLLM's; no bar is drawn. All prompts are checked before any runs. Raises RequestError.
+        lora: the adapter, by the name that it was loaded under, one for all or one for each. use_tqdm: vLLM's; no bar
+        is drawn. All prompts are checked before any runs. Raises RequestError.
         """
         many = as_many(prompts, "prompts", is_one_prompt)
-        return self._run(many, self._tokens, sampling_params, priority, cache_salt)
+        return self._run(many, self._tokens, sampling_params, priority, cache_salt, lora)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: Lora = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several. template_options go to the chat template (tools=..., ...), itself given
-        as chat_template=... if not the model's own."""
-        return self._run(
-            as_conversations(messages), lambda each: self._chat_tokens(each, **template_options), sampling_params
-        )
+        """Answer one conversation or several. lora: as for `generate`. template_options go to the chat template
+        (tools=..., ...), itself given as chat_template=... if not the model's own."""
+        many = as_conversations(messages)
+        return self._run(many, lambda each: self._chat_tokens(each, **template_options), sampling_params, lora=lora)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams | None = None, *, lora: str | None = None
     ) -> list[list[CompletionOutput]]:
         """The likeliest completions of each prompt, the best first; without params as the checkpoint's
         generation_config.json says (num_beams, ...). Each step is one of the engine, which shares what beams have in
@@ -224,11 +200,15 @@ class LLM:
                 remedies=["a smaller beam_width"],
             )
         while open_ones := [pair for pair in zip(prepared, searches, strict=True) if not pair[1].is_done]:
-            self._extend_beams(open_ones)
+            self._extend_beams(open_ones, lora)
         return [[self._completion(i, beam) for i, beam in enumerate(search.ended)] for search in searches]
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Complete one prompt or answer one conversation; yields all that there is after each step.
 
@@ -239,7 +219,7 @@ class LLM:
         else:
             prepared = self._chat_tokens(prompt)
         [params] = params_each(sampling_params, 1, self.default_sampling_params)
-        outputs = self._follow(self._add(prepared, params))
+        outputs = self._follow(self._add(prepared, params, lora=loras_each(lora, 1)[0]))
         next(outputs)  # a generator that has begun ends its request when it is left, read or not
         return cast(Iterator[RequestOutput], outputs)
 
@@ -334,6 +314,22 @@ class LLM:
             raise
         return [job.result() for job in jobs]
 
+    @property
+    def loras(self) -> tuple[str, ...]:
+        """Names of the adapters that are loaded."""
+        return tuple(self._shared.engine.loras)
+
+    def load_lora(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Load an adapter beside the others, at one of the places that max_loras keeps. Raises RequestError if there
+        is none or the name is in use, ConfigError or ModelError for what is no adapter of this model."""
+        with self._shared.held() as engine:
+            engine.load_lora(name, os.fspath(folder))
+
+    def unload_lora(self, name: str) -> None:
+        """Free the place of an adapter; requests that run through it go on. Raises RequestError."""
+        with self._shared.held() as engine:
+            engine.unload_lora(name)
+
     def render_chat(self, messages: Sequence[Message], **template_options: Any) -> str:
         """The prompt that the chat template makes of a conversation."""
         if self.built.defaults.decoder_start is not None:
@@ -410,14 +406,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | int = 0,
         cache_salt: str = "",
+        lora: Lora = None,
     ) -> list[RequestOutput]:
         params = params_each(sampling_params, len(many), self.default_sampling_params)
         priorities, cache_salt = priorities_each(priority, len(many)), check_salt(cache_salt)
+        loras = loras_each(lora, len(many))
         prompts: list[PreparedPrompt] = []
-        for index, (each, wanted) in enumerate(zip(many, params, strict=True)):
+        for index, (each, wanted, name) in enumerate(zip(many, params, loras, strict=True)):
             try:
-                prompts.append(tokenize(each))
-                self._shared.engine.validate(prompts[-1].token_ids, wanted, prompts[-1].encoder, prompts[-1].images)
+                prompt = tokenize(each)
+                prompts.append(prompt)
+                self._shared.engine.validate(prompt.token_ids, wanted, prompt.encoder, prompt.images, name)
             except RequestError as error:
                 if len(many) == 1:
                     raise
@@ -426,8 +425,8 @@ class LLM:
         ids: list[str] = []
         finished: dict[str, RequestOutput] = {}
         try:
-            for prompt, each, rank in zip(prompts, params, priorities, strict=True):
-                ids.append(self._add(prompt, each, rank, cache_salt, final_only=True))
+            for prompt, each, rank, name in zip(prompts, params, priorities, loras, strict=True):
+                ids.append(self._add(prompt, each, rank, cache_salt, lora=name, final_only=True))
             mine = set(ids)
             while len(finished) < len(ids):
                 finished.update((output.request_id, output) for output in self._shared.news(mine))
@@ -436,7 +435,7 @@ class LLM:
             raise
         return [finished[request_id] for request_id in ids]
 
-    def _extend_beams(self, searches: Sequence[tuple[PreparedPrompt, BeamSearch]]) -> None:
+    def _extend_beams(self, searches: Sequence[tuple[PreparedPrompt, BeamSearch]], lora: str | None) -> None:
         """One step of all these searches."""
         count = min(max(search.num_logprobs for _, search in searches), MAX_LOGPROBS)
         params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=count, detokenize=False)
@@ -445,7 +444,7 @@ class LLM:
             for prompt, search in searches
             for beam in search.open
         ]
-        answers = iter(self._run(rows, lambda prompt: prompt, params))
+        answers = iter(self._run(rows, lambda prompt: prompt, params, lora=lora))
         for _, search in searches:
             found = [next(answers).outputs[0].logprobs or [{}] for _ in search.open]
             search.advance([{token: entry.logprob for token, entry in row[0].items()} for row in found])
@@ -517,6 +516,7 @@ class LLM:
         priority: int = 0,
         cache_salt: str = "",
         *,
+        lora: str = "",
         final_only: bool = False,
     ) -> str:
         request_id = str(next(self._ids))
@@ -532,6 +532,7 @@ class LLM:
                 encoder=prompt.encoder,
                 encoder_prompt=prompt.encoder_text,
                 images=prompt.images,
+                lora=lora,
             )
         return request_id
 

@@ -1,16 +1,51 @@
 """What callers of the Python API give, in the types that the engine takes; errors name what is wrong."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
 from .errors import RequestError
 from .sampling.params import MAX_COMPLETIONS, SamplingParams
+from .stages import FloatArray
 from .suggest import did_you_mean
 from .text.inputs import describe
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is already token ids."""
+
+    prompt_token_ids: Sequence[int]
+
+
+class ImagePrompt(TypedDict, total=False):
+    """A prompt with images, as text or as token ids; {"image": ...} holds one of them or a list.
+
+    An image is a picture of Pillow, a path, the bytes of a file, or a data: or http(s) URL. The prompt has the
+    model's placeholder once for each; without any, the images come first.
+    """
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+    multi_modal_data: Mapping[str, Any]
+
+
+class EncoderDecoderPrompt(TypedDict, total=False):
+    """Both prompts of an encoder-decoder model; the decoder's may be left to the model."""
+
+    encoder_prompt: str | TokensPrompt
+    decoder_prompt: str | TokensPrompt | None
+
+
+Prompt = str | TokensPrompt | ImagePrompt | EncoderDecoderPrompt
+"""An encoder-decoder model's encoder reads a plain prompt, and its decoder begins as the checkpoint says."""
+Lora = str | Sequence[str | None] | None
+"""Names of adapters, None and "" for none."""
+AudioInput = str | Path | bytes | FloatArray
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...} as in the OpenAI API."""
 
 P = TypeVar("P")
 
@@ -149,6 +184,15 @@ def priorities_each(given: object, count: int) -> list[int]:
         if not is_number or not -(2**63) <= int(priority) < 2**63:
             raise RequestError(f"priority must be a whole number of 64 bits, got {describe(priority)}")
     return [int(priority) for priority in each]
+
+
+def loras_each(given: object, count: int) -> list[str]:
+    """The name of each prompt's adapter, "" for none. Raises RequestError for what is no name."""
+    each = _one_each(given, count, "lora")
+    for name in each:
+        if name is not None and not isinstance(name, str):
+            raise RequestError(f"lora must be the name of an adapter, got {describe(name)}")
+    return [name or "" for name in each]
 
 
 def check_salt(cache_salt: object) -> str:

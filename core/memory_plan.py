@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from .config import DTYPES, KV_DTYPES, EngineConfig
+from .engine.adapters import check_ranks, without_adapters
 from .engine.build import Model, describe_model, model_bytes
 from .engine.resolve import (
     image_bytes,
@@ -120,6 +121,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
     spec = model.spec
     if target.device is not None:
         resolve_gaps(target.device, spec)
+        check_ranks(spec, target.device.tp_size)
     dtype = resolve_dtype(config.model.dtype, spec, target.caps, blocked=model.gguf is not None)
     runner_config = resolve_runner(config, spec, target.caps, dtype.value)
     config, length = runner_config.engine, runner_config.max_model_len
@@ -152,7 +154,7 @@ def _plan(config: EngineConfig, model: Model, target: Target) -> MemoryPlan:
         model=model.name,
         model_type=spec.model_type,
         num_layers=spec.num_layers,
-        num_params=sum(p.num_elements for p in declare_params(spec) if p.kind != "constant"),
+        num_params=sum(p.num_elements for p in declare_params(without_adapters(spec)) if p.kind != "constant"),
         target=target.name,
         dtype=dtype.value,
         dtype_reason=dtype.reason,

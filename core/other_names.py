@@ -37,6 +37,7 @@ _OURS: dict[str, str] = {
     "limit_mm_per_prompt": "max_images", "language_model_only": "images",
     "task": "pooling", "runner": "pooling", "convert": "pooling", "embedding": "pooling",
     "embeddings": "pooling", "override_pooler_config": "pooling", "pooler_config": "pooling",
+    "lora_modules": "lora", "lora_request": "lora", "lora_scaled": "lora",
     "chat_template_file": "chat_template", "timeout": "request_timeout_s",
     # parameters of a request
     "max_new_tokens": "max_tokens", "max_length": "max_tokens", "n_predict": "max_tokens", "predict": "max_tokens",
@@ -66,7 +67,7 @@ _NONE: dict[str, str] = {
     "enable_chunked_prefill": "it is always on", "cont_batching": "it is always on", "use_cache": "it is always on",
     "swap_space": "a request that gives up its memory is computed again", "cpu_offload_gb": _ABSENT,
     "pipeline_parallel_size": _ABSENT, "pp": _ABSENT, "data_parallel_size": _ABSENT, "dp": _ABSENT,
-    "enable_lora": _ABSENT, "lora_modules": _ABSENT, "lora": _ABSENT, "typical_p": _ABSENT, "mirostat": _ABSENT,
+    "enable_lora": "it is enough to give adapters: lora", "typical_p": _ABSENT, "mirostat": _ABSENT,
     "xtc_probability": _ABSENT, "dry_multiplier": _ABSENT, "tfs_z": _ABSENT,
     "num_beams": "it is LLM.beam_search", "use_beam_search": "it is LLM.beam_search",
     "m": "the model is an argument, or the option model", "model": "the model is an argument, or the option model",

@@ -264,6 +264,11 @@ class Runner(ABC):
     def load(self, params: "ParamSource") -> None:
         """Take the declared parameters one by one; never hold two full copies."""
 
+    def load_adapter(self, number: int, params: "ParamSource") -> None:
+        """Put another adapter at a place of the stacks that `load` took; programs find it there. params: of each
+        stack one matrix. Called between steps; those under way do not read the place."""
+        raise NotImplementedError
+
     @abstractmethod
     def kv_plan(self) -> KVPlan:
         """What KV blocks cost on this device."""

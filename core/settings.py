@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from .config import EngineConfig, all_options
+from .config import EngineConfig, all_options, as_texts, is_list
 from .errors import ConfigError
 from .other_names import other_name
 from .suggest import did_you_mean
@@ -59,6 +59,8 @@ def option_type(field: dataclasses.Field[Any]) -> str:
     """How a field's value is written: text, number, number or auto, true or false, or its choices."""
     if field.metadata["choices"]:
         return " | ".join(field.metadata["choices"])
+    if is_list(field.name):
+        return "texts"
     base, has_auto = _base_type(field)
     return {bool: "true or false", int: "number", str: "text"}[base] + (" or auto" if has_auto else "")
 
@@ -66,6 +68,11 @@ def option_type(field: dataclasses.Field[Any]) -> str:
 def flag_of(name: str) -> str:
     """The command-line spelling of an option: `--max-model-len`."""
     return "--" + name.replace("_", "-")
+
+
+def text_of(value: Any) -> str:
+    """A value as a variable holds it."""
+    return ",".join(value) if isinstance(value, tuple) else str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def variable_of(name: str) -> str:
@@ -81,7 +88,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _checked(name, value, flag_of(name) if options[name][1].metadata["cli"] else name)
         for name, value in flags.items()
-        if value is not None
+        if value is not None and value != ()
     }
 
 
@@ -131,7 +138,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         if name in chosen:
             raise ConfigError(f"{path}: option {name} stands there twice, with dashes and with underscores")
         base, has_auto = _base_type(options[name][1])
-        if isinstance(value, str) and base is not str and not (has_auto and value == "auto"):
+        if isinstance(value, str) and base not in (str, tuple) and not (has_auto and value == "auto"):
             raise ConfigError(f"{path}: {key} must be {_described(options[name][1])}, without quotes; got {value!r}")
         chosen[name] = _checked(name, value, f"{path}: {key}")
     return chosen
@@ -141,7 +148,9 @@ def _checked(name: str, value: Any, origin: str) -> Any:
     """The value in the field's type, validated on its own so that the error can name where it came from."""
     _, field = all_options()[name]
     base, has_auto = _base_type(field)
-    if isinstance(value, str) and base is not str and not (has_auto and value == "auto"):
+    if base is tuple:
+        value = as_texts(value)
+    elif isinstance(value, str) and base is not str and not (has_auto and value == "auto"):
         value = _parse(value, field, origin)
     if type(value) is not base and not (has_auto and value == "auto"):
         raise ConfigError(f"{origin} must be {_described(field)}, got {value!r}")
@@ -168,7 +177,9 @@ def _described(field: dataclasses.Field[Any]) -> str:
 
 
 def _base_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
-    """(bool, int or str; whether the word auto is allowed beside it)."""
+    """(bool, int, str or tuple; whether the word auto is allowed beside it)."""
+    if is_list(field.name):
+        return tuple, False
     if isinstance(field.type, type):
         return field.type, False
     return next(part for part in get_args(field.type) if isinstance(part, type)), True

@@ -84,6 +84,14 @@ class CrossSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSlot:
+    """An adapter that is loaded. digest: names its content, which keys and values depend on."""
+
+    number: int  # engine; among the adapters of the model
+    digest: bytes  # engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """One request for one completion (a request with n > 1 becomes n of these)."""
 
@@ -102,6 +110,7 @@ class EngineRequest:
     num_encoder_tokens: int = 0  # engine; positions that the encoder makes of it
     cross_spans: Sequence[CrossSpan] = ()  # engine; of images that cross attention reads
     images: Sequence[ImageInput] = ()  # llm / server; by their places
+    lora: LoraSlot | None = None  # engine; the adapter that it runs through
     whole_images: bool = False  # engine; the rows of an image must be computed in the same step
 
 
@@ -135,6 +144,7 @@ class NewRequest:
     num_encoder_tokens: int = 0  # engine; copied by the scheduler
     cross_spans: Sequence[CrossSpan] = ()  # engine; copied by the scheduler
     images: Sequence[KeptImage] = ()  # scheduler
+    adapter: int = -1  # engine; copied by the scheduler; -1: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +201,7 @@ class ForwardBatch:
     image_rows: Array | None = None  # [num_tokens] runner; the kept row of an image that stands here; -1: a token
     rope_positions: Array | None = None  # [num_tokens, num_axes] runner; of ropes with several positions a token
     reach: Array | None = None  # [num_tokens] runner; a token sees positions before this, besides those before it
+    adapters: Array | None = None  # [num_tokens] runner; which adapter a token runs through, num_adapters: none
     window_start_loc: Array | None = None  # no decoder, nor an encoder that stands alone, has windows
     is_patch: Array | None = None  # nor tiles
     padding: Array | None = None  # nor tiles

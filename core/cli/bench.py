@@ -32,7 +32,7 @@ def command() -> None:
     type=click.FloatRange(0),
     help="Seconds before each run, in which the device gets memory ready as between a server's requests.",
 )
-@engine_options_without("chat_template")
+@engine_options_without("chat_template", "lora")
 @json_option
 def offline(
     model: str | None,
@@ -211,7 +211,7 @@ def _show_startup(result: dict[str, Any], runs: int) -> None:
 @click.option("--min-time", default=0.1, show_default=True, type=click.FloatRange(0), help="Seconds for each call.")
 @click.option("--output", metavar="FILE", help="Write the JSON object here as well.")
 @click.option("--png", metavar="FILE", help="Draw a roofline (needs the extra `bench`).")
-@engine_options_without("chat_template", "prefix_caching", "speculative", "seed")
+@engine_options_without("chat_template", "lora", "prefix_caching", "speculative", "seed")
 @json_option
 def ops(
     model: str | None,

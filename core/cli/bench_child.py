@@ -4,7 +4,7 @@ import os
 import sys
 
 from ..config import EngineConfig, all_options
-from ..settings import variable_of
+from ..settings import text_of, variable_of
 
 PROGRAM = (sys.executable, "-c", "from headrace.core.cli import main; main()")
 """The start of a command line of this installation."""
@@ -14,8 +14,7 @@ def child_environment(config: EngineConfig) -> dict[str, str]:
     """This process's environment with every option of the configuration as its variable."""
     environment = dict(os.environ)
     for name, (group, _) in all_options().items():
-        value = getattr(getattr(config, group), name)
-        text = str(int(value)) if isinstance(value, bool) else str(value)
+        text = text_of(getattr(getattr(config, group), name))
         environment.pop(variable_of(name), None)
         if text:
             environment[variable_of(name)] = text

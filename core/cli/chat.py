@@ -13,7 +13,7 @@ from .complete import check_sampling, with_images, write_stream
 from .exits import noted_interrupt
 from .options import engine_config, engine_options, refuse_with_url, sampling_options
 from .output import visible, write_text
-from .start import start_llm
+from .start import only_lora, start_llm
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -59,6 +59,7 @@ def command(
         _converse(lambda messages: _answer_remote(remote, messages, sampling), system)
         return
 
+    lora = only_lora(config)
     with start_llm(config) as llm:
         if not llm.has_chat_template:
             raise RequestError(
@@ -67,7 +68,7 @@ def command(
                 remedies=["--chat-template FILE", "headrace complete MODEL PROMPT"],
             )
         params = dataclasses.replace(llm.default_sampling_params, **sampling)
-        _converse(lambda messages: _answer(llm, messages, params), system, images)
+        _converse(lambda messages: _answer(llm, messages, params, lora), system, images)
 
 
 def _converse(
@@ -97,11 +98,11 @@ def _converse(
                 messages.pop()  # templates refuse two turns of the user in a row
 
 
-def _answer(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams") -> str:
+def _answer(llm: "LLM", messages: list[dict[str, Any]], params: "SamplingParams", lora: str) -> str:
     """Stream the answer; what there is of it if it was stopped, "" if it was refused."""
     with noted_interrupt() as pressed:
         try:
-            outputs = llm.stream(messages, params)
+            outputs = llm.stream(messages, params, lora=lora)
             text = write_stream(_until(outputs, pressed)).outputs[0].text
         except RequestError as error:
             _tell(error)

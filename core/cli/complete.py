@@ -12,7 +12,7 @@ import click
 from ..errors import RequestError
 from .options import engine_config, engine_options, json_option, sampling_options
 from .output import print_json, write_text
-from .start import start_llm
+from .start import only_lora, start_llm
 
 if TYPE_CHECKING:
     from ..stages import RequestOutput
@@ -48,6 +48,7 @@ def command(
     config = engine_config(flags, model=arguments[0] if len(arguments) == 2 else None)
     prompt = read_prompt(arguments[-1])
     check_sampling(sampling)
+    lora = only_lora(config)
 
     with start_llm(config) as llm:
         params = dataclasses.replace(llm.default_sampling_params, **sampling)
@@ -55,7 +56,7 @@ def command(
         request: Any = [{"role": "user", "content": with_images(prompt, images)}] if use_template else prompt
         if images and not use_template:
             request = {"prompt": prompt, "multi_modal_data": {"image": list(images)}}
-        outputs = llm.stream(request, params)
+        outputs = llm.stream(request, params, lora=lora)
         last = drain(outputs) if as_json else write_stream(outputs)
         if as_json:
             print_json(_as_json(llm.built.model.name, prompt, last))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--ops", "show_ops", is_flag=True, help="List the provider of each op, and why others declined.")
 @click.option("--model", metavar="MODEL", help="Choose op providers as for this model; loads no weights.")
-@engine_options_without("chat_template", "prefix_caching", "speculative", "seed")
+@engine_options_without("chat_template", "lora", "prefix_caching", "speculative", "seed")
 @json_option
 def command(flags: dict[str, Any], show_ops: bool, model: str | None, as_json: bool) -> None:
     """Try a device for real: allocate, multiply, generate with a tiny model.

@@ -10,7 +10,7 @@ from .output import print_json
 
 @click.command()
 @click.argument("model", default=None, required=False)
-@engine_options_without("dtype", "quantize", "max_model_len", "chat_template", "device", "kv", "scheduler")
+@engine_options_without("dtype", "quantize", "max_model_len", "chat_template", "lora", "device", "kv", "scheduler")
 @json_option
 def command(model: str | None, flags: dict[str, Any], as_json: bool) -> None:
     """Fetch a model into the cache, and print where it is.

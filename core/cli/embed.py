@@ -18,7 +18,7 @@ from .start import start_llm
 @click.option("--dimensions", type=int, help="Numbers to keep of each embedding (Matryoshka models).")
 @click.option("--prompt-name", help="Which of the checkpoint's prompts stands before each text.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long, instead of refusing them.")
-@engine_options_without("chat_template", "speculative", "seed")
+@engine_options_without("chat_template", "lora", "speculative", "seed")
 @json_option
 def command(
     model: str,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@engine_options_without("revision", "chat_template", "prefix_caching", "seed")
+@engine_options_without("revision", "chat_template", "lora", "prefix_caching", "seed")
 @json_option
 def command(flags: dict[str, Any], as_json: bool) -> None:
     """List the models in the caches, with size and fit."""

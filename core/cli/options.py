@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..config import EngineConfig, all_options
+from ..config import EngineConfig, all_options, is_list
 from ..settings import flag_of, option_type, resolve_options
 from .logs import configure_logging
 
@@ -51,14 +51,15 @@ def _config_options(function: Function, unused: Sequence[str]) -> Function:
     )(wrapper)
     for name in reversed(names):
         _, field = all_options()[name]
-        is_bool = field.type is bool
+        is_bool, is_many = field.type is bool, is_list(name)
         default = ("yes" if field.default else "no") if is_bool else field.default
-        shown = f"  [default: {default}]" if default != "" else ""
+        shown = "; may be repeated." if is_many else f".  [default: {default}]" if default != "" else "."
         decorated = click.option(
             f"{flag_of(name)}/--no-{flag_of(name)[2:]}" if is_bool else flag_of(name),
             name,
             default=None,
-            metavar=None if is_bool else _metavar(field),
+            multiple=is_many,
+            metavar=None if is_bool else "NAME=FOLDER" if is_many else _metavar(field),
             help=_sentence(field.metadata["help"]) + shown,
         )(decorated)
     return decorated
@@ -79,7 +80,7 @@ def refuse_with_url(flags: dict[str, Any], *used: str) -> None:
     """Raise UsageError for an option of the engine that was typed beside --url, where no engine is ours. used: names,
     or groups of `EngineConfig`, that have a meaning all the same."""
     for name, value in flags.items():
-        if name != "config" and value is not None and not {name, all_options()[name][0]} & {"log", *used}:
+        if name != "config" and value not in (None, ()) and not {name, all_options()[name][0]} & {"log", *used}:
             raise click.UsageError(f"{flag_of(name)} is for a model that is loaded here, not for --url")
 
 
@@ -107,7 +108,7 @@ def sampling_options(function: Function) -> Function:
 
 def _sentence(text: str) -> str:
     """A field's help as the commands' own options have it; `auto` is a value and stays as it is typed."""
-    return f"{text if text.startswith('auto') else text[0].upper() + text[1:]}."
+    return text if text.startswith("auto") else text[0].upper() + text[1:]
 
 
 def _metavar(field: Any) -> str:

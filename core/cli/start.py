@@ -5,12 +5,24 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ..config import EngineConfig
+from ..config import EngineConfig, lora_pairs
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
 _logger = logging.getLogger(__name__)
+
+
+def only_lora(config: EngineConfig) -> str:
+    """The name of the adapter that a command answers through, "" for none. Raises ConfigError for several."""
+    names = list(lora_pairs(config.model.lora))
+    if len(names) > 1:
+        raise ConfigError(
+            f"this command answers through one adapter, and {len(names)} are given: {', '.join(names)}",
+            remedies=["one --lora NAME=FOLDER", "headrace serve, where requests name theirs"],
+        )
+    return "".join(names)
 
 
 def start_llm(config: EngineConfig) -> "LLM":

@@ -17,7 +17,7 @@ from .start import start_llm
 @click.option("--translate", is_flag=True, help="Into English.")
 @click.option("--prompt", default="", help="Text that might have come before: names and spellings.")
 @click.option("--format", "form", type=click.Choice(["text", "srt", "vtt"]), default="text", show_default=True)
-@engine_options_without("chat_template", "speculative", "seed")
+@engine_options_without("chat_template", "lora", "speculative", "seed")
 @json_option
 def command(
     model: str,

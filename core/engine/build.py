@@ -58,6 +58,16 @@ from ..weights.open import open_weights
 from ..weights.quantize import QuantizedParams
 from ..weights.source import ParamSource, WeightSource
 from ..weights.unstacked import UnstackedSource
+from .adapters import (
+    Adapter,
+    AdapterParams,
+    AdapterPlaces,
+    adapter_params,
+    check_ranks,
+    read_adapters,
+    with_adapters,
+    without_adapters,
+)
 from .drafters import find_drafter
 from .engine import Engine, EngineLimits
 from .generation import GenerationDefaults, generation_defaults, read_generation_config, with_processors
@@ -97,6 +107,10 @@ class Model:
     """the open file, if the model is one GGUF"""
     prompts: SentencePrompts = field(default_factory=SentencePrompts)
     """what sentence-transformers puts before a text"""
+    adapters: tuple[Adapter, ...] = ()
+    """for which the spec has room"""
+    adapter_names: NameTable | None = None
+    """of layers as adapters call them, if the spec has room for any"""
 
     @property
     def folder(self) -> Path | None:
@@ -131,10 +145,23 @@ class Built:
 
 
 def describe_model(config: EngineConfig, report: Report, *, with_images: bool = True) -> Model:
-    """Find the model's config (downloading it, but no weights, if it is nowhere here) and translate it.
+    """Find the model's config (downloading it, but no weights, if it is nowhere here) and translate it, with room for
+    the adapters that are asked for.
 
     with_images: False leaves out what reads images. The default model is one file, so all of it is fetched.
     """
+    model = _describe(config, report, with_images=with_images)
+    if not config.model.lora and not config.model.max_loras:
+        return model
+    names = model.names
+    if model.gguf is not None and model.spec.foreign is None:  # adapters are called as in safetensors
+        names = checkpoint_names(family_of(model.config).weights, model.spec)
+    adapters = read_adapters(config.model, model.spec, names)
+    spec = with_adapters(model.spec, adapters, config.model)
+    return replace(model, adapters=adapters, adapter_names=names, spec=spec)
+
+
+def _describe(config: EngineConfig, report: Report, *, with_images: bool) -> Model:
     find = resolve_model if is_default(config.model) else resolve_config
     files = find(config.model, report)
     with_images = with_images and config.model.images
@@ -207,6 +234,7 @@ def model_bytes(
     else:
         infos = (model.gguf.info(name) for name in model.gguf.names())
         sizes = stored_bytes(infos, dtype, caps, packed_bytes)
+        sizes |= {param.name: packed_bytes(param.shape, dtype) for param in adapter_params(model.spec)}
         looked_up = [str(model.names.entries.get(name)) for name in looked_up]
     return sum(sizes.values()), sum(sizes.get(name, 0) for name in looked_up)
 
@@ -273,6 +301,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
             *foreign_gaps(model.spec, device.tp_size),
             *quantization_gaps(model.spec, config.model.quantize, device.caps),
         ]
+        check_ranks(model.spec, device.tp_size)
         if any(gap.feature == "images" for gap in gaps):
             model = describe_model(config, report, with_images=False)
         dtype = resolve_dtype(config.model.dtype, model.spec, device.caps, blocked=model.gguf is not None)
@@ -359,6 +388,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                 num_image_blocks=_num_image_blocks(runner_config, capacity),
                 block_size=runner_config.block_size,
             ),
+            loras=AdapterPlaces(model.spec, model.adapter_names or model.names, model.adapters),
             clock=clock,
             grammars=grammars,
         )
@@ -398,6 +428,7 @@ def build_engine(config: EngineConfig, report: Report = lambda line: None, clock
                     if runner_config.groups
                     else f"an encoder keeps nothing; texts of up to {capacity.max_model_len} tokens",
                 ),
+                *_lora_choice(model, device, dtype.value),
                 *_speculation_choice(config, device.caps),
             ),
             gaps=tuple(gaps),
@@ -433,14 +464,12 @@ def load_params(
     if model.spec.foreign is not None:
         _load_foreign(config, model, dtype, load)
         return
-    params, quantization = declare_params(model.spec), config.model.quantize
+    params, quantization = declare_params(without_adapters(model.spec)), config.model.quantize
 
     def load_quantized(source: ParamSource) -> None:
-        load(
-            source
-            if quantization == "none"
-            else QuantizedParams(source, quantization, device.caps, device.quantizer())
-        )
+        if quantization != "none":
+            source = QuantizedParams(source, quantization, device.caps, device.quantizer())
+        load(AdapterParams(source, model.spec, model.adapters) if model.spec.adapters is not None else source)
 
     if config.model.load_format == "dummy":
         load_quantized(DummyParams(params, seed=config.scheduler.seed, dtype=dtype))
@@ -484,6 +513,15 @@ def _ops_choice(selections: Sequence[Selection]) -> list[Choice]:
     )
     served = ", ".join(f"{count} by {name}" for name, count in counts.most_common())
     return [Choice(name="ops", value=served, reason="; ".join(reasons) or "headrace doctor --ops lists them")]
+
+
+def _lora_choice(model: Model, device: Device, dtype: str) -> list[Choice]:
+    if model.spec.adapters is None:
+        return []
+    size = sum(device.packed_bytes(param.shape, dtype) for param in adapter_params(model.spec))
+    names = ", ".join(adapter.files.name for adapter in model.adapters) or "none yet"
+    places = f"{model.spec.adapters.num_adapters} places, {format_bytes(size)} of the weights"
+    return [Choice(name="lora", value=names, reason=places)]
 
 
 def _speculation_choice(config: EngineConfig, caps: Caps) -> list[Choice]:

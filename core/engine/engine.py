@@ -16,6 +16,7 @@ from ..stages import CrossSpan, EncoderInput, EngineRequest, ImageInput, Plan, R
 from ..structured.compiler import GrammarCache
 from ..text.bad_words import bad_word_ids
 from ..text.tokenizer import Tokenizer
+from .adapters import AdapterPlaces
 from .executor import Executor
 from .loop import StepLoop
 from .output import OutputProcessor
@@ -58,6 +59,7 @@ class Engine:
         processors: ProcessorFactories,
         limits: EngineLimits,
         clock: Clock,
+        loras: AdapterPlaces,
         grammars: GrammarCache | None = None,
         bad_word_ids: Sequence[Sequence[int]] = (),
     ) -> None:
@@ -66,6 +68,7 @@ class Engine:
         self.executor = executor
         self.limits = limits
         self.clock = clock
+        self.loras = loras
         self._tokenizer = tokenizer
         self.processors = processors
         self._grammars = grammars
@@ -73,6 +76,7 @@ class Engine:
         self._loop = StepLoop(scheduler, executor, depth)
         self._outputs = OutputProcessor(tokenizer)
         self._children: dict[str, list[str]] = {}
+        self._adapters: dict[str, int] = {}
 
     def validate(
         self,
@@ -80,9 +84,11 @@ class Engine:
         sampling_params: SamplingParams,
         encoder: EncoderInput | None = None,
         images: Sequence[ImageInput] = (),
+        lora: str = "",
     ) -> None:
         """Raise RequestError if `add` would refuse the request."""
         limits = self.limits
+        self.loras.find(lora)
         if limits.pooling is not None:
             raise RequestError("this model makes vectors, not text", code="not_supported")
         check_encoder_input(encoder, limits)
@@ -123,17 +129,18 @@ class Engine:
         encoder: EncoderInput | None = None,
         encoder_prompt: str | None = None,
         images: Sequence[ImageInput] = (),
+        lora: str = "",
     ) -> None:
         """Queue a request. final_only: `step` returns it once, when it is finished. deltas: each output holds only
         what is new (text, token_ids, logprobs). output_token_ids: what an engine that crashed had generated for it
         (n = 1); outputs go on behind that. encoder: the other input of an encoder-decoder model, encoder_prompt the
-        text that it was. images: at their places in the prompt.
+        text that it was. images: at their places in the prompt. lora: the name of an adapter.
 
         Raises RequestError if it is invalid or its id is in use.
         """
         if request_id in self._children:
             raise RequestError(f"request id {request_id!r} is in use")
-        self.validate(prompt_token_ids, sampling_params, encoder, images)
+        self.validate(prompt_token_ids, sampling_params, encoder, images, lora)
         arrival_s = self.clock.now_s()
         child_ids = (
             [request_id] if sampling_params.n == 1 else [f"{request_id}/{i}" for i in range(sampling_params.n)]
@@ -156,6 +163,8 @@ class Engine:
             encoder_prompt=encoder_prompt,
         )
         self._children[request_id] = child_ids
+        if (slot := self.loras.find(lora)) is not None:
+            self._adapters[request_id] = slot.number
         sight = self.limits.vision.sight if self.limits.vision is not None else "past"
         num_encoder_tokens, spans = 0, list[CrossSpan]()
         if encoder is not None and self.limits.encoder is not None:
@@ -180,6 +189,7 @@ class Engine:
                     num_encoder_tokens=num_encoder_tokens,
                     cross_spans=spans,
                     images=images,
+                    lora=slot,
                     in_one_step=sight == "prompt",
                     whole_images=sight == "image",
                 )
@@ -232,7 +242,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Drop a request; its blocks are free at once. Unknown ids are ignored: it may just have finished."""
-        for child_id in self._children.pop(request_id, ()):
+        for child_id in self._forget(request_id):
             if child_id in self._outputs:
                 self.scheduler.abort(child_id)
                 self._outputs.abort(child_id)
@@ -248,8 +258,19 @@ class Engine:
             self.scheduler.finish(stopped.child_id, "stop", stopped.stop_reason)
         for output in processed.outputs:
             if output.finished:
-                self._children.pop(output.request_id, None)
+                self._forget(output.request_id)
         return processed.outputs
+
+    def load_lora(self, name: str, folder: str) -> None:
+        """Load an adapter beside the others, for requests that come later. Raises RequestError, ConfigError or
+        ModelError, and nothing has changed then."""
+        slot, params = self.loras.read(name, folder, self._adapters.values())
+        self.executor.call("load_adapter", slot.number, params)
+        self.loras.add(name, slot)
+
+    def unload_lora(self, name: str) -> None:
+        """Take no further requests for an adapter. Raises RequestError if there is none of this name."""
+        self.loras.remove(name)
 
     @property
     def last_plan(self) -> Plan | None:
@@ -265,6 +286,11 @@ class Engine:
         for request_id in list(self._children):
             self.abort(request_id)
         self.executor.close()
+
+    def _forget(self, request_id: str) -> Sequence[str]:
+        """The completions of a request that is no longer here."""
+        self._adapters.pop(request_id, None)
+        return self._children.pop(request_id, ())
 
 
 def check_prompt(

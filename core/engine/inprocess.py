@@ -32,8 +32,9 @@ class InProcessExecutor:
             return failed
 
     def call(self, name: str, *args: Any) -> Any:
-        """Rare requests by name: "memory"."""
-        calls: dict[str, Callable[..., Any]] = {"memory": self._runner.runner.memory}
+        """Rare requests by name: "memory", "load_adapter" (its place, its parameters)."""
+        runner = self._runner.runner
+        calls: dict[str, Callable[..., Any]] = {"memory": runner.memory, "load_adapter": runner.load_adapter}
         return calls[name](*args)
 
     def health(self) -> str:

@@ -73,6 +73,7 @@ _BATCH = ForwardBatch(
     logits_indices=_SOMETHING,
     token_types=_SOMETHING,
     encoder_lens=_SOMETHING,
+    adapters=_SOMETHING,
 )
 _POOLED = PoolingBatch(starts=_SOMETHING, ends=_SOMETHING)
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from ..ops.table import OpTable
 from ..stages import Array, ForwardBatch, KVCaches
+from .adapters import adapted
 from .constants import filled
 from .embeddings import embed_positions, embed_tokens
 from .layer_inputs import place_images
@@ -24,7 +25,7 @@ def decoder(
 
     batch.input_ids holds token ids only (the runner has filled in what was unknown). Mutates the caches in `kv`.
     """
-    scope, caches = Scope(ops, params, spec.hidden_size), open_caches(spec, kv, batch)
+    scope, caches = adapted(Scope(ops, params, spec.hidden_size), spec, batch), open_caches(spec, kv, batch)
     hidden_states = walk(scope, spec, _embed(scope, spec, caches), caches)
     return hidden_states, replace(kv, layers=caches.layers, states=caches.states)
 

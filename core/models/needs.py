@@ -15,6 +15,7 @@ FEATURES: Mapping[str, str] = {
     "states": "recurrences over positions, which keep states instead of keys and values",
     "foreign_code": "models of no family here, which transformers' own code computes",
     "images": "an encoder of images, whose output stands in prompts",
+    "lora": "low-rank adapters, of which each request runs through its own",
     "rope_variants": "rotary tables with rows for short and for long requests (LongRoPE, dynamic)",
 }
 """Every feature that a model may need, for the capabilities of a device."""
@@ -31,6 +32,7 @@ def model_needs(spec: ModelSpec) -> list[Need]:
         "cross_attention": any(layer.cross is not None for layer in spec.layers),
         "states": any(layer.mixer is not None for layer in spec.layers),
         "foreign_code": spec.foreign is not None,
+        "lora": spec.adapters is not None,
         "rope_variants": rope_rows(spec).num_rows > 1,
     }
     why = f"this {spec.model_type} model"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..ops.table import OpTable
 from ..stages import Array
 from .params import Param, Part, Shard
-from .spec import DenseSpec, NormSpec
+from .spec import AdaptersSpec, DenseSpec, NormSpec
 
 Params = Mapping[str, Array]
 """Parameters by canonical name, as `declare_params` lists them."""
@@ -53,24 +53,36 @@ class Declared(Mapping[str, Any]):
         self.params.setdefault(param.name, param)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """The adapter of each token of a step, as experts of `grouped_experts`: weights of 1, and numbers, of which the
+    one behind the last is none. ranks: as AdaptersSpec has them, by name."""
+
+    spec: AdaptersSpec
+    ranks: Mapping[str, int]
+    weights: Array
+    numbers: Array
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """hidden_size: of the residual stream. prefix: what the names of this part's parameters begin with, "" or
-    "layers.0.attn."."""
+    "layers.0.attn.". adapters: None in a step without any."""
 
     ops: OpTable
     params: Params
     hidden_size: int
     prefix: str = ""
+    adapters: Adapters | None = None
 
     def inside(self, name: str) -> "Scope":
         """The part of this one that has the name."""
-        return Scope(self.ops, self.params, self.hidden_size, f"{self.prefix}{name}.")
+        return Scope(self.ops, self.params, self.hidden_size, f"{self.prefix}{name}.", self.adapters)
 
     @property
     def root(self) -> "Scope":
         """The whole model."""
-        return Scope(self.ops, self.params, self.hidden_size)
+        return Scope(self.ops, self.params, self.hidden_size, adapters=self.adapters)
 
     def param(
         self,
@@ -111,7 +123,7 @@ class Scope:
         quantizable: bool = True,
         num_joined: int = 0,
     ) -> Array:
-        """[..., in_features] -> [..., out_features]. num_joined: see Param."""
+        """[..., in_features] -> [..., out_features], what adapters add among it. num_joined: see Param."""
         if type(self.params) is Declared:
             own: dict[str, Any] = {"shard": shard, "quantizable": quantizable, "num_joined": num_joined}
             self.param(f"{name}.weight", out_features, in_features, kind="linear", **own)
@@ -119,7 +131,7 @@ class Scope:
                 # A row-cut product is summed over ranks, so that its bias must stay whole and be added once.
                 self.param(f"{name}.bias", out_features, shard="replicated" if shard == "row" else shard)
         weight, own_bias = self._weights(name, bias)
-        return self.ops.linear(x, weight, own_bias)
+        return self._adapted(name, x, self.ops.linear(x, weight, own_bias), out_features, in_features)
 
     def fused(
         self,
@@ -134,7 +146,7 @@ class Scope:
         larger: Rows = NO_ROWS,
         quantizable: bool = True,
     ) -> Array:
-        """Linear layers over one input as one: rows of each part, by name. larger: of larger parts."""
+        """Linear layers over one input as one: rows of each part, by name. larger: of larger parts. As `linear`."""
         if type(self.params) is Declared:
             shape, at = (sum(rows.values()), in_features), self.prefix
             larger_parts = tuple(Part(name=f"{at}{part}.weight", rows=count) for part, count in larger.items())
@@ -145,7 +157,8 @@ class Scope:
             if bias:
                 self.param(f"{name}.bias", shape[0], parts=_leaves(rows, "bias"), **both)
         weight, own_bias = self._weights(name, bias)
-        return self.ops.linear(x, weight, own_bias)
+        y = self.ops.linear(x, weight, own_bias)
+        return self._adapted(name, x, y, sum(rows.values()), in_features, num_parts=len(rows))
 
     def normalize(self, norm: NormSpec, name: str, x: Array, size: int = 0) -> Array:
         """x: [..., size] over its last axis; x's shape. size 0: hidden_size."""
@@ -187,6 +200,22 @@ class Scope:
     def scaled(self, x: Array, factor: float) -> Array:
         """x times a number of the spec, which is 1 in most models."""
         return x if factor == 1.0 else self.ops.scale(x, factor)
+
+    def _adapted(
+        self, name: str, x: Array, y: Array, out_features: int, in_features: int, *, num_parts: int = 1
+    ) -> Array:
+        """y, what a linear layer makes of x, with what the adapters of tokens add."""
+        adapters = self.adapters
+        if adapters is None:
+            return y
+        num = adapters.spec.num_adapters
+        rank = adapters.ranks.get(self.prefix + name, adapters.spec.rank * num_parts)
+        if not rank:
+            return y
+        a = self.param(f"{name}.lora_a", num * rank, in_features, kind="stacked", num_stacked=num)
+        b = self.param(f"{name}.lora_b", num * out_features, rank, kind="stacked", num_stacked=num)
+        options: dict[str, Any] = {"activation": "linear", "gated": False, "partial": True}
+        return self.ops.add(y, self.ops.grouped_experts(x, adapters.weights, adapters.numbers, a, b, **options))
 
     def _weights(self, name: str, bias: bool) -> tuple[Array, Array | None]:
         at = self.prefix + name

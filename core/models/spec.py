@@ -464,6 +464,17 @@ class ForeignSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersSpec:
+    """Low-rank adapters (Hu et al. 2021): a token may run through one of them, which adds B A x to a linear layer."""
+
+    num_adapters: int
+    ranks: tuple[tuple[str, int], ...] = ()
+    """by the name of a linear layer that has any, such as layers.0.attn.o_proj: rows of A, the most that one has"""
+    rank: int = 0
+    """of each part of every other layer"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """A whole model."""
 
@@ -537,6 +548,8 @@ class ModelSpec:
     """makes vectors, and then there is no lm_head and no token"""
     foreign: ForeignSpec | None = None
     """of a model of no family; layers then say what is cached, and nothing else"""
+    adapters: AdaptersSpec | None = None
+    """of a decoder"""
 
     @property
     def num_layers(self) -> int:

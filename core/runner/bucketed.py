@@ -107,6 +107,7 @@ class Programs:
                 encoder_lens=arrays.get("encoder_lens"),
                 image_rows=arrays.get("image_rows"),
                 reach=arrays.get("reach"),
+                adapters=arrays.get("adapters"),
                 max_query_len=1 if bucket.decode else 0,
             )
             if spec.kind == "encoder":

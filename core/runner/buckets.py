@@ -46,7 +46,8 @@ class Grid:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBucket:
     """The shape of a forward pass. decode: every request has one token. width: blocks in a row of a block table.
-    has_images: rows of images stand in it, or tokens that see ahead. crosses: it reads what an encoder made."""
+    has_images: rows of images stand in it, or tokens that see ahead. crosses: it reads what an encoder made. adapted:
+    some token has an adapter."""
 
     num_tokens: int
     num_reqs: int
@@ -54,6 +55,7 @@ class ForwardBucket:
     decode: bool
     has_images: bool = False
     crosses: bool = False
+    adapted: bool = False
 
     @property
     def num_picked(self) -> int:
@@ -107,6 +109,7 @@ class Buckets:
         self._has_axes = has_axes(spec)
         self._is_encoder = spec.kind == "encoder"
         self._makes_vectors = spec.pooler is not None
+        self._num_adapters = 0 if spec.adapters is None else spec.adapters.num_adapters
         self.num_reqs = _steps(
             grid.smallest_reqs, config.max_num_samples, factor=grid.num_reqs, multiple=grid.smallest_reqs
         )
@@ -136,8 +139,15 @@ class Buckets:
         places = [False, *([True] if self._vision is not None and not self._vision.is_crossed else [])]
         return [
             ForwardBucket(
-                num_tokens=tokens, num_reqs=reqs, width=width, decode=decode, has_images=has_images, crosses=crosses
+                num_tokens=tokens,
+                num_reqs=reqs,
+                width=width,
+                decode=decode,
+                has_images=has_images,
+                crosses=crosses,
+                adapted=adapted,
             )
+            for adapted in ((False, True) if self._num_adapters else (False,))
             for tokens, reqs, decode in (*decodes, *chunks)
             for width in self.widths
             for has_images in (places[:1] if decode else places)
@@ -182,6 +192,7 @@ class Buckets:
             decode=decode,
             has_images=has_images,
             crosses=batch.encoder_lens is not None,
+            adapted=batch.adapters is not None,
         )
 
     def sample(self, batch: SamplingBatch, num_picked: int) -> SampleBucket:
@@ -246,6 +257,8 @@ class Buckets:
             layout["image_rows"] = ((tokens,), np.int32, -1)
         if bucket.crosses:
             layout["encoder_lens"] = ((reqs,), np.int32, 0)
+        if bucket.adapted:
+            layout["adapters"] = ((tokens,), np.int32, self._num_adapters)
         if self._has_axes:
             layout["rope_positions"] = ((tokens, NUM_AXES), np.int32, 0)
         return layout
@@ -332,6 +345,7 @@ def forward_values(batch: ForwardBatch, picked: IntArray, num_reqs: int) -> dict
         "encoder_lens": batch.encoder_lens,
         "image_rows": batch.image_rows,
         "reach": batch.reach,
+        "adapters": batch.adapters,
     }
     for group, (table, slots) in enumerate(zip(batch.block_tables, batch.slot_mappings, strict=True)):
         values[f"block_tables.{group}"] = table

@@ -150,6 +150,14 @@ class JaxRunner(BucketedRunner):
                 self._params[loaded.param.name] = self._put(loaded)
             jax.block_until_ready(self._params)
 
+    def load_adapter(self, number: int, params: ParamSource) -> None:
+        """New stacks with each matrix at its place; a step that is under way keeps the old ones."""
+        with _errors("an adapter"):
+            for loaded in params:
+                name, place = loaded.param.name, param_sharding(loaded.param, self.device.mesh)
+                one = self.ops.pack_stacked(loaded.tensors, num_stacked=1, dtype=self.config.dtype, device=place)
+                self._params[name] = self._params[name].at[number].set(one[0])
+
     def kv_plan(self) -> KVPlan:
         """Bytes of one block on all devices: keys and values of all layers of a group, as the device pads them."""
         size, dtype = self.config.block_size, self.config.dtype

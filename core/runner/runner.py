@@ -80,6 +80,8 @@ class ModelRunner:
         has_types = config.spec.num_token_types > 0
         self._token_types = np.zeros((slots, length), np.int32) if has_types else None
         self._rope_rows = np.zeros(slots, np.int32)
+        self._num_adapters = 0 if config.spec.adapters is None else config.spec.adapters.num_adapters
+        self._adapters = np.full(slots, self._num_adapters, np.int32)
         widths = [-(-group.num_tokens // config.block_size) or blocks for group in config.groups]
         self._block_tables = [np.full((slots, width), -1, np.int32) for width in widths]
         self._encoder_lens = np.zeros(slots, np.int32)
@@ -120,6 +122,7 @@ class ModelRunner:
         self._epochs[slot] = new.epoch
         self._num_prompt_tokens[slot] = new.num_prompt_tokens
         self._rope_rows[slot] = self._rope_choice.row(new.num_prompt_tokens)
+        self._adapters[slot] = new.adapter if new.adapter >= 0 else self._num_adapters
         for counts in self._num_blocks:
             counts[slot] = 0
         wanted = new.sampling_params.prompt_logprobs
@@ -172,6 +175,7 @@ class ModelRunner:
         pooled, pooling = self._pooling_batch(rows, ends, query_start_loc)
         encoder_lens = self._encoder_lens[slots] if self.config.spec.encoder is not None else None
         token_types = self._token_types[token_slots, positions] if self._token_types is not None else None
+        has_adapters = self._num_adapters > 0 and bool((self._adapters[slots] < self._num_adapters).any())
         crossed = self._crossed.split(slots, starts, ends)
         if crossed is not None:  # the device sees each part of a row as a row
             slots, starts, ends = slots[crossed.row], crossed.starts, crossed.ends
@@ -198,6 +202,7 @@ class ModelRunner:
             token_types=token_types,
             rope_rows=self._rope_rows[token_slots] if self._rope_choice.num_rows > 1 else None,
             encoder_lens=encoder_lens,
+            adapters=self._adapters[token_slots] if has_adapters else None,
             max_query_len=int(counts.max()),
             max_seq_len=max_seq_len,
             max_encoder_len=0 if encoder_lens is None else int(encoder_lens.max()),

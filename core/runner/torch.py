@@ -136,6 +136,16 @@ class TorchRunner(Runner):
                 packed = put_param(self.ops, loaded, dtype=self.config.dtype, device=device.torch_device)
                 self._params[param.name] = packed if device.share is None else mark_cut(packed, param, device.share)
 
+    def load_adapter(self, number: int, params: ParamSource) -> None:
+        """Copy each matrix into its stack, behind whatever the device has yet to do."""
+        self.device.activate()
+        with memory_errors("an adapter"), torch.inference_mode():
+            for loaded in params:
+                one = self.ops.pack_stacked(
+                    loaded.tensors, num_stacked=1, dtype=self.config.dtype, device=self.device.torch_device
+                )
+                self._params[loaded.param.name][number].copy_(one[0])
+
     def kv_plan(self) -> KVPlan:
         """Bytes of one block: keys and values of all layers of a group."""
         return KVPlan(block_size=self.config.block_size, block_bytes=self.config.block_bytes())
@@ -189,6 +199,7 @@ class TorchRunner(Runner):
                     rope_rows=nothing,
                     rope_positions=np.zeros((num_tokens, 3), np.int32),
                     encoder_lens=ones,
+                    adapters=nothing if config.spec.adapters is not None else None,
                     max_query_len=most,
                     max_seq_len=most,
                     max_encoder_len=1,

@@ -106,6 +106,8 @@ class Scheduler:
         extras = [b"rope row %d" % rope_row] if rope_row else []
         if source.encoder is not None:
             extras.append(source.encoder.digest())
+        if source.lora is not None:
+            extras.append(b"adapter " + source.lora.digest)
         request = Request(
             source,
             arrival=self._num_arrived,
@@ -358,6 +360,7 @@ class Scheduler:
             num_encoder_tokens=source.num_encoder_tokens,
             cross_spans=source.cross_spans,
             images=() if images is None else _kept_images(source.images, images),
+            adapter=-1 if source.lora is None else source.lora.number,
         )
 
     def _row(self, request: Request, num_tokens: int, num_drafts: int) -> Row:

@@ -45,13 +45,15 @@ from .protocol.service import (
     DetokenizeRequest,
     DetokenizeResponse,
     Health,
+    LoadLoraRequest,
     ModelCard,
     ModelList,
     TokenizeRequest,
     TokenizeResponse,
+    UnloadLoraRequest,
     Version,
 )
-from .routes import audio, messages, page, pooling, responses, service
+from .routes import audio, lora, messages, page, pooling, responses, service
 from .routes.chat import chat_completions
 from .routes.completions import completions
 from .server import Server
@@ -109,6 +111,8 @@ def route_table() -> list[RouteSpec]:
         ),
         RouteSpec(path="/v1/models", endpoint=service.models, method="GET", gives=ModelList),
         RouteSpec(path="/v1/models/{name:path}", endpoint=service.model, method="GET", gives=ModelCard),
+        RouteSpec(path="/v1/load_lora_adapter", endpoint=lora.load, takes=LoadLoraRequest, gives=ModelList),
+        RouteSpec(path="/v1/unload_lora_adapter", endpoint=lora.unload, takes=UnloadLoraRequest, gives=ModelList),
         RouteSpec(
             path="/v1/embeddings", endpoint=pooling.embeddings, takes=EmbeddingRequest, gives=EmbeddingResponse
         ),

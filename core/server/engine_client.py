@@ -7,13 +7,27 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from .. import errors
-from ..config import EngineConfig
+from ..config import EngineConfig, lora_pairs
 from ..errors import HeadraceError
 from ..stages import EncoderInput
 from .admission import Admission
 from .api_errors import ApiError, ClientGone
 from .engine_link import EngineLink, SpareFiles
-from .frames import Abort, Add, Failed, ImageFrame, Output, Ready, Stats, StepFrame, StepTrace, ToFront, Watch
+from .frames import (
+    Abort,
+    Add,
+    Failed,
+    ImageFrame,
+    LoraDone,
+    Output,
+    Ready,
+    SetLora,
+    Stats,
+    StepFrame,
+    StepTrace,
+    ToFront,
+    Watch,
+)
 from .generation import Completion, Generation
 from .metrics import Metrics
 from .quarantine import Quarantine
@@ -69,6 +83,9 @@ class EngineClient:
         self.on_trace: Callable[[StepTrace], None] | None = None
         """gets the steps while they are watched"""
         self._is_watched = False
+        self.loras = lora_pairs(config.model.lora)
+        """folders of adapters by name"""
+        self._setting: dict[str, tuple[str, asyncio.Future[LoraDone]]] = {}
 
     @property
     def num_unfinished(self) -> int:
@@ -135,6 +152,18 @@ class EngineClient:
         if self.state == "ready":
             self._link.send(Watch(is_on=is_on))
 
+    async def set_lora(self, name: str, folder: str) -> None:
+        """Have an adapter loaded from a folder, or unloaded (""), also for later processes. Raises ApiError."""
+        if self.state != "ready" or name in self._setting:
+            reason = f"adapter {name!r} is being changed" if name in self._setting else "the engine is not ready"
+            raise ApiError(503, reason, code="engine_busy", headers={"Retry-After": "1"})
+        waiting: asyncio.Future[LoraDone] = asyncio.get_running_loop().create_future()
+        self._setting[name] = folder, waiting
+        self._link.send(SetLora(name=name, folder=folder))
+        done = await waiting
+        if done.error:
+            raise ApiError(404 if done.code == "lora_not_found" else 400, done.error, code=done.code)
+
     def stalled_s(self) -> float:
         """For how long the engine has not made a step that it should have, in seconds; 0 while it is loading."""
         since_s = self._last_step_s if self._in_engine else self._probed_s
@@ -186,6 +215,7 @@ class EngineClient:
                 token_types=completion.token_types,
                 **_encoder_fields(completion.encoder),
                 images=[ImageFrame.of(image) for image in completion.images],
+                lora=completion.lora,
             )
         )
 
@@ -193,6 +223,8 @@ class EngineClient:
     def _on_message(self, message: ToFront) -> None:
         if isinstance(message, StepFrame):
             self._on_step(message)
+        elif isinstance(message, LoraDone):
+            self._lora_done(message)
         elif isinstance(message, Ready):
             self.info = message
             self.stats = Stats(0, 0, message.num_blocks, message.num_blocks, 0, 0)
@@ -209,6 +241,15 @@ class EngineClient:
             self._ready.set_exception(_as_error(message))
         else:
             logger.error("the engine cannot be restarted", extra={"fields": {"reason": message.reason}})
+
+    def _lora_done(self, message: LoraDone) -> None:
+        """An adapter has come or gone, also for whoever does not wait for it any more."""
+        folder, waiting = self._setting.pop(message.name)
+        if not message.error:
+            self.loras = {name: path for name, path in {**self.loras, message.name: folder}.items() if path}
+            self._options["lora"] = [f"{name}={path}" for name, path in self.loras.items()]
+        if not waiting.done():
+            waiting.set_result(message)
 
     def _on_step(self, frame: StepFrame) -> None:
         now_s = self._last_step_s = time.monotonic()
@@ -253,6 +294,8 @@ class EngineClient:
         if self.state == "stopped":
             return
         self.state = "restarting" if self.info is not None else "loading"
+        for name in list(self._setting):
+            self._lora_done(LoraDone(name=name, error="the engine process ended meanwhile", code="engine_failed"))
         in_engine = list(self._in_engine.values())
         self._in_engine.clear()
         for completion in in_engine:

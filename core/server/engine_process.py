@@ -31,8 +31,10 @@ from .frames import (
     Failed,
     FrameSplitter,
     LogprobEntry,
+    LoraDone,
     Output,
     Ready,
+    SetLora,
     Start,
     Stats,
     StepFrame,
@@ -124,6 +126,8 @@ class EngineProcess:
             for request_id in command.request_ids:
                 self._compiling.discard(request_id)
                 built.engine.abort(request_id)
+        elif isinstance(command, SetLora):
+            self._send(_set_lora(built, command))
         elif isinstance(command, Watch):
             self._tracer = StepTracer(built.engine) if command.is_on else None
         elif isinstance(command, Prepared):
@@ -248,6 +252,7 @@ def _add(built: Built, command: Add) -> Output | None:
             output_token_ids=command.output_token_ids,
             encoder=_encoder(command),
             images=[frame.image() for frame in command.images],
+            lora=command.lora,
         )
     except RequestError as error:
         return Output(
@@ -259,6 +264,17 @@ def _add(built: Built, command: Add) -> Output | None:
             code=error.code,
         )
     return None
+
+
+def _set_lora(built: Built, command: SetLora) -> LoraDone:
+    try:
+        if command.folder:
+            built.engine.load_lora(command.name, command.folder)
+        else:
+            built.engine.unload_lora(command.name)
+    except HeadraceError as error:
+        return LoraDone(name=command.name, error=str(error), code=getattr(error, "code", "invalid_adapter"))
+    return LoraDone(name=command.name)
 
 
 def _encoder(command: Add) -> EncoderInput | None:

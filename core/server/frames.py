@@ -1,6 +1,7 @@
 """What front and engine process say to each other: msgpack frames with a length before each, over one socket.
 
-front --Start, Add, Abort, Watch, Stop--> engine process --Ready or Failed, then StepFrame after every step--> front
+front --Start, Add, Abort, SetLora, Watch, Stop--> engine process --Ready or Failed, then StepFrame after every step,
+LoraDone after each SetLora--> front
 """
 
 import dataclasses
@@ -88,12 +89,30 @@ class Add(msgspec.Struct, array_like=True, tag="add", frozen=True):
     """float32 frames, of num_features numbers each"""
     num_features: int = 0
     images: list[ImageFrame] = []
+    lora: str = ""
+    """name of an adapter"""
 
 
 class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
     """Drop completions; nothing more is said of them."""
 
     request_ids: list[str]
+
+
+class SetLora(msgspec.Struct, array_like=True, tag="set_lora", frozen=True):
+    """Load an adapter from a folder, or unload it."""
+
+    name: str
+    folder: str
+    """empty: unload"""
+
+
+class LoraDone(msgspec.Struct, array_like=True, tag="lora_done", frozen=True):
+    """What became of a SetLora."""
+
+    name: str
+    error: str = ""
+    code: str = ""
 
 
 class Watch(msgspec.Struct, array_like=True, tag="watch", frozen=True):
@@ -218,8 +237,8 @@ class StepFrame(msgspec.Struct, array_like=True, tag="step", frozen=True):
     """None: nobody watches"""
 
 
-ToEngine = Start | Add | Abort | Watch | Stop
-ToFront = Ready | Failed | StepFrame
+ToEngine = Start | Add | Abort | SetLora | Watch | Stop
+ToFront = Ready | Failed | LoraDone | StepFrame
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -28,6 +28,7 @@ class Completion:
         "is_pooling",
         "is_sent",
         "last_token_s",
+        "lora",
         "output_token_ids",
         "priority",
         "prompt_token_ids",
@@ -50,11 +51,13 @@ class Completion:
         token_types: list[int] | None = None,
         encoder: EncoderInput | None = None,
         images: Sequence[ImageInput] = (),
+        lora: str = "",
     ) -> None:
         """is_pooling: a vector is asked for; token_types: of a pair of texts; encoder: the other input of an
-        encoder-decoder model; images: of the prompt."""
+        encoder-decoder model; images: of the prompt; lora: the name of an adapter."""
         self.encoder = encoder
         self.images = images
+        self.lora = lora
         self.generation = generation
         self.index = index
         self.request_id = f"{generation.id}/{index}"

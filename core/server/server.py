@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from ..config import EngineConfig
 from ..engine.build import describe_model, load_grammars, load_model_tokenizer, read_images
 from ..engine.engine import EngineLimits, check_encoder_input, check_prompt
 from ..engine.generation import read_generation_config
-from ..errors import RequestError
+from ..errors import ConfigError, RequestError
 from ..plugin_loader import load_plugins
 from ..pooling.tasks import PoolingRequest, PoolingTasks
 from ..sampling.params import MAX_COMPLETIONS, SamplingParams
@@ -95,6 +95,11 @@ class Server:
         """The first name of the model, which responses carry."""
         return self.names[0] if self.names else ""
 
+    @property
+    def loras(self) -> Mapping[str, str]:
+        """Folders of adapters by name, which requests may give for the model's."""
+        return self.engine.loras
+
     def why_not_ready(self) -> str:
         """Why requests cannot be answered now; "" if they can."""
         if self.is_draining:
@@ -118,9 +123,13 @@ class Server:
             raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "30"})
         if not self.is_loaded:
             raise ApiError(503, "the model is being loaded", code="loading_model", headers={"Retry-After": "5"})
-        if name and name not in self.names and name != self.config.model.model:
-            message = f"no model {name!r}; this server has {', '.join(self.names)}"
+        if name and name not in {*self.names, *self.loras} and name != self.config.model.model:
+            message = f"no model {name!r}; this server has {', '.join((*self.names, *self.loras))}"
             raise ApiError(404, message, code="model_not_found", param="model")
+
+    def lora_of(self, name: str | None) -> str:
+        """The adapter that a request asks for by its model's name; "" for the model alone."""
+        return name if name in self.loras and name is not None else ""
 
     def check_makes_text(self) -> None:
         """Raise ApiError for a model that makes something else."""
@@ -148,11 +157,12 @@ class Server:
         cache_salt: str = "",
         encoders: Sequence[EncoderInput | None] = (),
         images: Sequence[ImageInput] = (),
+        lora: str = "",
     ) -> Generation:
         """Check and queue params.n completions of each prompt.
 
         Completion i of prompt p has index p * n + i. encoders: by prompt, the other input of an encoder-decoder
-        model. images: of the one prompt. Raises RequestError or ApiError before anything was sent.
+        model. images: of the one prompt. lora: the adapter. Raises RequestError or ApiError before anything was sent.
         """
         self.check_makes_text()
         self.check_count(len(prompts) * params.n, "completions")
@@ -177,6 +187,7 @@ class Server:
                         cache_salt=cache_salt,
                         encoder=sources[number],
                         images=images,
+                        lora=lora,
                     )
                 )
         self.metrics.max_tokens.observe(params.max_tokens if params.max_tokens is not None else 0)
@@ -368,6 +379,10 @@ class Server:
         self._grammars = load_grammars(load_plugins(), tokenizer, info.vocab_size, info.eos_token_ids)
         names = [name.strip() for name in config.server.served_model_name.split(",") if name.strip()]
         self.names = tuple(names) or (info.model,)
+        if both := self.loras.keys() & {*self.names}:
+            raise ConfigError(
+                f"the model and an adapter are both called {min(both)}", remedies=["another --lora NAME"]
+            )
 
 
 def _timed_out(timeout_s: int) -> ApiError:

@@ -127,6 +127,7 @@ async def submit_turn(server: "Server", request: Request, generation_id: str, tu
         priority=turn.request.priority or 0,
         cache_salt=turn.request.cache_salt or "",
         images=turn.images,
+        lora=server.lora_of(turn.request.model),
     )
 
 

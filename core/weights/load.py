@@ -62,7 +62,7 @@ class CheckpointParams:
         """
         self._source = source
         self._adds_one = table.adds_one
-        resolver = _Resolver(source, table)
+        resolver = Resolver(source, table)
         resolved = [resolver.resolve(param) for param in params]
         resolver.check()
         positions = {name: position for position, name in enumerate(source.names())}
@@ -103,7 +103,7 @@ class CheckpointParams:
                 tensor = replace(tensor, shape=shape, data=np.repeat(tensor.data[:1], piece.repeats, axis=0))
             if tensor.scales is not None and not is_in_place(piece.stored, item.param):
                 tensor = replace(tensor, dtype="float32", data=to_float32(tensor), scales=None, offsets=None)
-            tensor = _rearrange(tensor, piece.stored, item.param)
+            tensor = rearrange(tensor, piece.stored, item.param)
             if piece.stored.minus_exp:
                 tensor = replace(tensor, dtype="float32", data=np.log(-to_float32(tensor)))
             if item.param.plus_one and not self._adds_one:
@@ -145,7 +145,7 @@ def _with_unit_rows(tensor: HostTensor) -> HostTensor:
     return replace(tensor, dtype=dtype, data=rows.astype(dtype))
 
 
-def _rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
+def rearrange(tensor: HostTensor, stored: Stored, param: Param) -> HostTensor:
     """The tensor in our layout: undo a stored transposition, an axis of stacked matrices, an interleaving of the
     parts of a fused parameter, and the row order of interleaved rope. Rows of blocks move like rows of numbers."""
     data, shape = tensor.data, tensor.shape
@@ -228,8 +228,10 @@ class _Problems:
     remedies: list[str] = field(default_factory=list)
 
 
-class _Resolver:
-    """Finds the stored tensors of each parameter and collects problems instead of stopping at the first."""
+class Resolver:
+    """Finds the stored tensors of each parameter and collects problems instead of stopping at the first.
+
+    used: names of the tensors that were found."""
 
     def __init__(self, source: WeightSource, table: NameTable) -> None:
         self.infos: Mapping[str, TensorInfo] = {name: source.info(name) for name in source.names()}

@@ -48,6 +48,9 @@ class NullRunner(Runner):
     def load(self, params: ParamSource) -> None:
         """Read nothing."""
 
+    def load_adapter(self, number: int, params: ParamSource) -> None:
+        """Read nothing."""
+
     def kv_plan(self) -> KVPlan:
         """What the model's KV blocks would cost, so that pools come out as on a real device."""
         return KVPlan(block_size=self.config.block_size, block_bytes=self.config.block_bytes())

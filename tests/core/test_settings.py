@@ -13,16 +13,17 @@ from headrace.core.settings import OTHER_VARIABLES, flag_of, resolve_options, va
 
 # A new option, or one that is renamed, is a change of the interface: it is reviewed here.
 FLAGS = (
-    "revision dtype quantize max_model_len load_format allow_pickle offline chat_template device threads "
+    "revision dtype quantize max_model_len load_format allow_pickle offline chat_template lora device threads "
     "tensor_parallel_size kv_memory kv_dtype prefix_caching max_num_seqs max_num_batched_tokens speculative seed "
-    "host port api_key api_key_file served_model_name tls_cert tls_key cors_origins ui drain_timeout_s log_level "
+    "host port api_key api_key_file served_model_name tls_cert tls_key cors_origins ui log_level "
     "log_format"
 ).split()
 NO_FLAGS = (
-    "model trust_remote_code pooling images tokenizer skip_tokenizer_init op_providers block_size hash_seed "
-    "image_cache_tokens policy max_queue_requests max_queue_tokens request_timeout_s max_body_bytes "
-    "allow_remote_media allow_private_media max_images max_image_bytes max_image_pixels max_stored_responses "
-    "max_stored_bytes otlp_endpoint ping_interval_s stall_timeout_s stall_restart_s send_timeout_s"
+    "model trust_remote_code pooling images tokenizer skip_tokenizer_init max_loras max_lora_rank op_providers "
+    "block_size hash_seed image_cache_tokens policy max_queue_requests max_queue_tokens request_timeout_s "
+    "drain_timeout_s max_body_bytes allow_remote_media allow_private_media load_loras max_images max_image_bytes "
+    "max_image_pixels max_stored_responses max_stored_bytes otlp_endpoint ping_interval_s stall_timeout_s "
+    "stall_restart_s send_timeout_s"
 ).split()
 
 

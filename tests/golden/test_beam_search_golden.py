@@ -10,7 +10,7 @@ import torch
 
 from headrace import LLM, BeamSearchParams
 from headrace.core.errors import ConfigError
-from headrace.core.llm import Prompt
+from headrace.core.llm_inputs import Prompt
 from paged_seq2seq import SEQ2SEQ_CASES, make_seq2seq
 from tiny_checkpoints import save_tiny
 

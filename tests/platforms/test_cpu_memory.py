@@ -174,8 +174,7 @@ def check_plan(folder: str, quantize: str, kv_dtype: str, **changes: Any) -> Non
         runner = runner_of(llm)
         weights = sum(weight.num_bytes for weight in runner._weights.values())
         weights += sum(vector.nbytes for vector in runner._vectors.values())
-        program = runner._program
-        assert program is not None
+        [program] = runner._programs
         caches = sum(cache.num_bytes for cache in program._caches.values())
         assert abs(plan.weights_bytes - weights) <= 0.02 * weights
         assert abs(plan.kv_bytes - caches) <= 0.02 * caches

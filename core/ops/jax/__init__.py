@@ -15,6 +15,6 @@ FUNCTIONS = {
 NAME = "jax"
 """What the report of op providers calls these bodies."""
 FEATURES = frozenset(
-    "sliding_window chunked_attention softcap rope_variants relative_bias cross_attention images states".split()
+    "sliding_window chunked_attention softcap rope_variants relative_bias cross_attention images states lora".split()
 )
 """What models may need that these bodies do; names of core/models/needs.py."""

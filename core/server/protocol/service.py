@@ -1,6 +1,6 @@
 """Types of the routes about the server: models, tokens, health, version."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -13,6 +13,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "headrace"
     root: str = ""
+    """the model's own name, or an adapter's folder"""
+    parent: str | None = None
+    """of an adapter: the model that it changes"""
     max_model_len: int
 
 
@@ -21,6 +24,20 @@ class ModelList(msgspec.Struct, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class LoadLoraRequest(msgspec.Struct, kw_only=True):
+    """An adapter that is to be loaded."""
+
+    lora_name: str
+    lora_path: Annotated[str, msgspec.Meta(min_length=1)]
+    """folder on the server's machine"""
+
+
+class UnloadLoraRequest(msgspec.Struct, kw_only=True):
+    """An adapter that is no longer wanted."""
+
+    lora_name: str
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

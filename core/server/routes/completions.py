@@ -48,6 +48,7 @@ async def completions(request: Request) -> Response:
         encoders=encoders,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        lora=server.lora_of(body.model),
     )
     if body.stream:
         return await answer_stream(server, request, generation, answer.chunks(generation))

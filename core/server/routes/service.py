@@ -52,7 +52,7 @@ async def models(request: Request) -> Response:
     """The names that requests may use."""
     server = _server(request)
     server.check_model(None)
-    return JsonResponse(ModelList(data=[_card(server, name) for name in server.names]))
+    return JsonResponse(ModelList(data=cards(server)))
 
 
 async def model(request: Request) -> Response:
@@ -112,6 +112,11 @@ async def detokenize(request: Request) -> Response:
     return JsonResponse(DetokenizeResponse(prompt=text))
 
 
+def cards(server: "Server") -> list[ModelCard]:
+    """What is told of each name that requests may use."""
+    return [_card(server, name) for name in (*server.names, *server.loras)]
+
+
 def _health(reason: str) -> Response:
     if reason:
         return JsonResponse(Health(status="unavailable", reason=reason), 503, {"Retry-After": "5"})
@@ -119,10 +124,12 @@ def _health(reason: str) -> Response:
 
 
 def _card(server: "Server", name: str) -> ModelCard:
+    root = server.engine.info.model if server.engine.info is not None else ""
     return ModelCard(
         id=name,
         created=int(server.started_s),
-        root=server.engine.info.model if server.engine.info is not None else "",
+        root=server.loras.get(name, root),
+        parent=server.model_name if name in server.loras else None,
         max_model_len=server.limits.max_model_len,
     )
 

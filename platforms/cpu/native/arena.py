@@ -37,7 +37,8 @@ def plan_arena(trace: Trace, max_rows: Mapping[Rows, int]) -> Arena:
     for at, instruction in enumerate(trace.instructions):
         for value in instruction.outputs:
             sizes[value.buffer] = _align(max_rows[value.rows] * value.stride * DTYPE_BYTES[value.dtype])
-            first[value.buffer] = last[value.buffer] = at
+            first.setdefault(value.buffer, at)
+            last[value.buffer] = at
         for value in _values(instruction):
             last[value.buffer] = max(last[value.buffer], at + _may_join_a_linear(instruction))
     for value in (trace.hidden_states, trace.logits):

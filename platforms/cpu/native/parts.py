@@ -25,16 +25,21 @@ def part_name(name: str, index: int) -> str:
 
 
 def is_separable(trace: Trace, name: str, rows: Sequence[int]) -> bool:
-    """True if the parameter is read by linears only, and whoever reads their results reads one part or another."""
+    """True if the parameter is read by linears only, and whoever reads their results reads one part or another, or
+    adds something to all of them."""
     buffers = set()
     for instruction in trace.instructions:
         if any(isinstance(operand, ParamRef) and operand.name == name for operand in instruction.inputs):
             if instruction.op != "linear":
                 return False
             buffers.add(instruction.outputs[0].buffer)
-    read = [value for i in trace.instructions for value in i.inputs if isinstance(value, Value)]
-    read += [trace.hidden_states, trace.logits]
-    return all(_part_of(value, rows) is not None for value in read if value.buffer in buffers)
+    read = [(value, i.op) for i in trace.instructions for value in i.inputs if isinstance(value, Value)]
+    read += [(trace.hidden_states, ""), (trace.logits, "")]
+    return all(
+        _part_of(value, rows) is not None or (op == "add" and value.span == sum(rows))
+        for value, op in read
+        if value.buffer in buffers
+    )
 
 
 def separate(trace: Trace, parts: Parts) -> tuple[Trace, dict[str, Slice]]:
@@ -57,6 +62,12 @@ def separate(trace: Trace, parts: Parts) -> tuple[Trace, dict[str, Slice]]:
     def rewritten() -> Iterator[Instruction]:
         nonlocal num_buffers
         for instruction in trace.instructions:
+            if instruction.op == "add" and (added := _rows_added(instruction, moved)):
+                for start, end in pairwise(accumulate(added, initial=0)):
+                    values = [_columns(value, start, end) for value in (*instruction.inputs, *instruction.outputs)]
+                    first, second, result = map(moved_value, values)
+                    yield replace(instruction, inputs=(first, second), outputs=(result,))
+                continue
             inputs = tuple(new_operand(operand) for operand in instruction.inputs)
             rows = _parts_of(instruction, parts)
             if rows is None:
@@ -78,6 +89,20 @@ def separate(trace: Trace, parts: Parts) -> tuple[Trace, dict[str, Slice]]:
 
     instructions = tuple(rewritten())
     return replace(trace, instructions=instructions, num_buffers=num_buffers), biases
+
+
+def _rows_added(instruction: Instruction, moved: Mapping[int, tuple[int, Sequence[int]]]) -> Sequence[int] | None:
+    """The rows of the parts of what an addition reads, if that is all of a linear that becomes several."""
+    for value in instruction.inputs:
+        if isinstance(value, Value) and value.buffer in moved:
+            rows = moved[value.buffer][1]
+            return rows if _part_of(value, rows) is None else None
+    return None
+
+
+def _columns(value: Operand, start: int, end: int) -> Value:
+    assert isinstance(value, Value), value
+    return replace(value, column=value.column + start, cols=end - start, head_dim=0)
 
 
 def _parts_of(instruction: Instruction, parts: Parts) -> Sequence[int] | None:

@@ -44,10 +44,10 @@ from .own_rows import own_bytes
 from .parts import is_separable, part_name, separate
 from .program import NativeProgram
 from .sampling import Floats, Ints, recall_tokens, remember_tokens, sampling_ops
-from .stacks import pack_stacks, readers_of
+from .stacks import pack_stacks, readers_of, stacked_rows
 from .trace import trace_cross, trace_encoder, trace_step
 from .values import CacheRef, ParamRef, Rows, StateRef, Trace, UntraceableOp
-from .weights import STORED_DTYPES, Layout, is_kept, pack, vector
+from .weights import STORED_DTYPES, Layout, is_kept, layout_of, pack, vector, write
 
 if TYPE_CHECKING:
     from .images import ImageEncoder
@@ -65,15 +65,17 @@ class NativeRunner(Runner):
         self.config = config
         self._keep_blocks = config.engine.model.dtype == "auto"
         self.ops = native_ops(config.dtype, keep_blocks=self._keep_blocks)
-        self._trace: Trace = trace_step(config.spec, config.dtype, config.groups)
+        self._step_traces = [trace_step(config.spec, config.dtype, config.groups)]  # the second one with adapters
+        if config.spec.adapters is not None:
+            self._step_traces.append(trace_step(config.spec, config.dtype, config.groups, adapted=True))
         self._encoder_trace = _trace_other_input(config)
         most_tokens = max(config.max_num_batched_tokens, config.max_num_samples)
         self._max_rows = max_rows_of(most_tokens, config.max_num_samples)
         self._step_bytes = self._plan_step()
-        self._stack_readers = readers_of(self._trace)
+        self._stack_readers = readers_of(self._step_traces[-1])
         self._tensors: dict[str, Any] = {}
         self._segments = [
-            segment for trace in (self._trace, self._encoder_trace) if trace for segment in trace.segments
+            segment for trace in (*self._step_traces, self._encoder_trace) if trace for segment in trace.segments
         ]
         self._in_torch = {
             operand.name for segment in self._segments for operand in segment.inputs if isinstance(operand, ParamRef)
@@ -86,7 +88,7 @@ class NativeRunner(Runner):
         self._vectors: dict[str, npt.NDArray[np.float32]] = {}
         self._rounds_x: set[str] = set()
         self._parts: dict[str, Sequence[int]] = {}
-        self._program: NativeProgram | None = None
+        self._programs: list[NativeProgram] = []
         self._encoder: NativeProgram | None = None
         self._images: ImageEncoder | None = None
         self._pages: KVPages | None = None
@@ -134,6 +136,13 @@ class NativeRunner(Runner):
             logger.warning("dequantized, which is slow: no kernels types=%s dtype=%s", types, self.config.dtype)
 
         self._check_pages()
+
+    def load_adapter(self, number: int, params: ParamSource) -> None:
+        """Write each matrix into its stack; no step is under way."""
+        layout = layout_of(self.config.dtype)
+        for loaded in params:
+            [tensor] = loaded.tensors
+            write(self._weights[loaded.param.name], layout, number * stacked_rows(tensor.shape[0]), tensor)
 
     def _load_stack(self, loaded: LoadedParam) -> set[str]:
         """Pack the forms that are read; block types that were dequantized."""
@@ -193,7 +202,7 @@ class NativeRunner(Runner):
             for operand in instruction.inputs
         ):
             return False
-        return is_separable(self._trace, name, rows)
+        return all(is_separable(trace, name, rows) for trace in self._step_traces)
 
     def kv_plan(self) -> KVPlan:
         """Bytes of one block, as the kernels lay it out."""
@@ -213,8 +222,9 @@ class NativeRunner(Runner):
     def _plan_step(self) -> int:
         """Bytes of the arenas, and of the caches of a step's own rows."""
         max_requests, max_rows = self.config.max_num_seqs, self._max_rows
-        total = plan_arena(self._trace, max_rows).num_bytes + own_bytes(self._trace, max_rows["tokens"], max_requests)
-        total += image_step_bytes(self.config)
+        total = image_step_bytes(self.config)
+        for trace in self._step_traces:
+            total += plan_arena(trace, max_rows).num_bytes + own_bytes(trace, max_rows["tokens"], max_requests)
         if self._encoder_trace is None:
             return total
         max_rows = self._max_encoder_rows()
@@ -233,7 +243,7 @@ class NativeRunner(Runner):
 
     def kv_init(self, num_blocks: Sequence[int]) -> None:
         """Allocate the caches and build the program over them."""
-        self._program = self._encoder = self._pages = None
+        self._programs, self._encoder, self._pages = [], None, None
         total = sum(n * size for n, size in zip(num_blocks, self.kv_plan().block_bytes, strict=True))
         try:
             caches: dict[CacheRef, _ops.KVCache] = {}
@@ -254,19 +264,22 @@ class NativeRunner(Runner):
                         caches[CacheRef(layer=layer, is_cross=group.kind == "cross")] = cache
             if self._images is not None:
                 self._images.make_room(self.config.num_image_rows)
-            trace, biases = separate(self._trace, self._parts)
-            self._program = NativeProgram(
-                trace,
-                self._weights,
-                self._vectors | {name: self._vectors[s.name][s.start : s.end] for name, s in biases.items()},
-                caches,
-                states,
-                max_tokens=self._max_rows["tokens"],
-                max_logits=self._max_rows["logits"],
-                quantize_x=frozenset(self._rounds_x),
-                tensors=self._tensors,
-                images=None if self._images is None else self._images.rows,
-            )
+            for step_trace in self._step_traces:
+                trace, biases = separate(step_trace, self._parts)
+                self._programs.append(
+                    NativeProgram(
+                        trace,
+                        self._weights,
+                        self._vectors | {name: self._vectors[s.name][s.start : s.end] for name, s in biases.items()},
+                        caches,
+                        states,
+                        max_tokens=self._max_rows["tokens"],
+                        max_logits=self._max_rows["logits"],
+                        quantize_x=frozenset(self._rounds_x),
+                        tensors=self._tensors,
+                        images=None if self._images is None else self._images.rows,
+                    )
+                )
             if self._encoder_trace is not None:
                 max_rows = self._max_encoder_rows()
                 self._encoder = NativeProgram(
@@ -311,7 +324,7 @@ class NativeRunner(Runner):
 
     def step(self, batch: StepInput) -> Done:
         """Run one step; the result is there when this returns."""
-        assert self._program is not None, "kv_init comes before step"
+        assert self._programs, "kv_init comes before step"
         start_s = time.perf_counter()
         if self._pages is not None:
             self._pages.hold()
@@ -322,7 +335,8 @@ class NativeRunner(Runner):
         if forward.token_slots is not None:
             input_ids = recall_tokens(input_ids, self._last_tokens, forward.token_slots)
         logits_indices = forward.logits_indices if sampling is not None else np.empty(0, np.int32)
-        self._program.run(
+        program = self._programs[0 if forward.adapters is None else 1]
+        program.run(
             input_ids,
             forward.positions,
             forward.query_start_loc,
@@ -331,7 +345,7 @@ class NativeRunner(Runner):
             forward.slot_mappings,
             logits_indices,
             forward.rope_rows,
-            forward.token_types,
+            forward.token_types if forward.adapters is None else forward.adapters,
             forward.encoder_lens,
             _ranges(pooling) if self.config.spec.pooler is not None else None,
             reach=forward.reach,
@@ -342,7 +356,7 @@ class NativeRunner(Runner):
             self._pages.used(forward.slot_mappings)
         token_ids, logprobs = np.empty(0, np.int32), None
         if sampling is not None:
-            logits = self._program.logits(len(logits_indices))
+            logits = program.logits(len(logits_indices))
             sampled = sample_step(self._sampling_ops, logits, sampling)
             token_ids = sampled.token_ids
             remember_tokens(self._last_tokens, sampling.slots, token_ids)
@@ -352,8 +366,8 @@ class NativeRunner(Runner):
             StepOutput(
                 token_ids=token_ids,
                 logprobs=logprobs,
-                prompt_logprobs=self._prompt_logprobs(batch.prompt_logprobs, len(input_ids)),
-                pooled=None if pooling is None else self._program.logits(len(pooling.starts)).copy(),
+                prompt_logprobs=self._prompt_logprobs(program, batch.prompt_logprobs, len(input_ids)),
+                pooled=None if pooling is None else program.logits(len(pooling.starts)).copy(),
                 timings={"step_s": time.perf_counter() - start_s},
             )
         )
@@ -404,7 +418,7 @@ class NativeRunner(Runner):
 
     def close(self) -> None:
         """Free weights, caches and program."""
-        self._program = self._encoder = self._images = self._pages = None
+        self._programs, self._encoder, self._images, self._pages = [], None, None, None
         self._weights.clear()
         self._tensors.clear()
         self._vectors.clear()
@@ -413,11 +427,12 @@ class NativeRunner(Runner):
     def _kv_dtype(self) -> "_ops.KVDtypeName":
         return self.config.kv_dtype or self.config.dtype  # type: ignore[return-value]
 
-    def _prompt_logprobs(self, batch: PromptLogprobsBatch | None, num_tokens: int) -> LogprobArrays | None:
+    def _prompt_logprobs(
+        self, program: NativeProgram, batch: PromptLogprobsBatch | None, num_tokens: int
+    ) -> LogprobArrays | None:
         if batch is None:
             return None
-        assert self._program is not None
-        hidden_states = self._program.hidden_states(num_tokens)
+        hidden_states = program.hidden_states(num_tokens)
         pieces = []
         for rows, targets in prompt_pieces(batch):
             logits = self._compute_logits(hidden_states[rows])

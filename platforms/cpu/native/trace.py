@@ -22,9 +22,9 @@ from .tracer import Tracer
 from .values import CacheRef, InputRef, ParamRef, RowsRef, StateRef, Trace, UntraceableOp
 
 
-def trace_step(spec: ModelSpec, dtype: str, groups: Sequence[KVGroup]) -> Trace:
+def trace_step(spec: ModelSpec, dtype: str, groups: Sequence[KVGroup], *, adapted: bool = False) -> Trace:
     """Trace a step of a spec whose activations have `dtype`: hidden states, and logits or the vectors that the model
-    makes. Raises UntraceableOp."""
+    makes. adapted: tokens have adapters, whose numbers stand in the place of their types. Raises UntraceableOp."""
     if spec.foreign is not None:
         raise UntraceableOp("transformers' own code computes it")
     tracer = Tracer(dtype)
@@ -44,6 +44,7 @@ def trace_step(spec: ModelSpec, dtype: str, groups: Sequence[KVGroup]) -> Trace:
         image_rows=InputRef(field="image_rows"),
         rope_positions=InputRef(field="rope_positions"),
         reach=InputRef(field="reach") if sees_ahead else None,
+        adapters=InputRef(field="token_types") if adapted else None,
     )
     ops, kv = tracer.table(), _caches(spec, groups)
     if spec.kind == "encoder":

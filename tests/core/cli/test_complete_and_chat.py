@@ -41,7 +41,7 @@ class FakeLLM:
     def __exit__(self, *error: object) -> None:
         return None
 
-    def stream(self, prompt: Any, params: SamplingParams) -> Iterator[RequestOutput]:
+    def stream(self, prompt: Any, params: SamplingParams, lora: str) -> Iterator[RequestOutput]:
         self.asked.append((json.loads(json.dumps(prompt)), params))
         for index in range(len(self.words)):
             is_last = index == len(self.words) - 1

@@ -290,7 +290,7 @@ class Model:
         return self
     def __exit__(self, *error):
         return None
-    def stream(self, prompt, params):
+    def stream(self, prompt, params, lora):
         yield types.SimpleNamespace(outputs=[types.SimpleNamespace(text="so far")])
         wait()
 def start(config):

@@ -235,8 +235,8 @@ def test_sigterm_lets_streams_finish(moody_server: LiveServer, llm: LLM) -> None
 
 
 def test_the_drain_has_a_deadline(model_folder: Path, moody: dict[str, str]) -> None:
-    env = {**moody, "HEADRACE_LOAD_FORMAT": "dummy", "HEADRACE_KV_MEMORY": "8MiB"}
-    with LiveServer(model_folder, "--drain-timeout-s", "1", env=env, device="moody") as server:
+    env = {**moody, "HEADRACE_LOAD_FORMAT": "dummy", "HEADRACE_KV_MEMORY": "8MiB", "HEADRACE_DRAIN_TIMEOUT_S": "1"}
+    with LiveServer(model_folder, env=env, device="moody") as server:
         body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as response:
             parts = response.iter_text()
