@@ -38,9 +38,10 @@ class QuantizedOps(Launcher):
         float8, meets activations that are rounded to 8 bits too, where matrix units multiply those."""
         num_rows, is_few = len(x), len(x) <= 16
         out = torch.empty((num_rows, weight.out_features), dtype=x.dtype, device=x.device)
+        part = 2 if x.dtype.itemsize > 2 else 1  # of a tile, whose sums of float32 would spill
         x, scales, options = self._activations("linear", x, weight, is_few=is_few)
-        rows = 16 if is_few else min(self.tuning.linear_rows, triton.next_power_of_2(num_rows))
-        cols = self.tuning.few_cols if is_few else self.tuning.linear_cols
+        rows = 16 if is_few else min(self.tuning.linear_rows // part, triton.next_power_of_2(num_rows))
+        cols = self.tuning.few_cols if is_few else self.tuning.linear_cols // part
         self.launch(
             "linear",
             quantized_linear_kernel,
