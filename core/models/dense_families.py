@@ -48,7 +48,7 @@ _APERTUS_NAMES: Mapping[str, Any] = {
     "ignore": (r"\.act_fn\.(beta|eps)$",),  # constants of the activation: 0.5 and -1e-6
 }
 _QWEN = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
-EXAONE4: Mapping[str, Any] = {"max_position_embeddings": 2048, "sliding_window": 4096}
+EXAONE4: Mapping[str, Any] = {"num_key_value_heads": 32, "max_position_embeddings": 2048, "sliding_window": 4096}
 _GLM = {
     "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072, "partial_rotary_factor": 0.5,
 }  # fmt: skip
@@ -481,7 +481,8 @@ DENSE_FAMILIES: Mapping[str, Recipe] = {
     # StableLM 2 and 3B: layer norms, a quarter of each head turned; the 12B has parallel blocks under one norm and
     # normalised heads.
     "stablelm": recipe(
-        _stablelm, defaults=dict(max_position_embeddings=4096, partial_rotary_factor=0.25),
+        _stablelm,
+        defaults=dict(num_key_value_heads=32, max_position_embeddings=4096, partial_rotary_factor=0.25),
         names={f"attn.{name}_norm.{{j}}": f"self_attn.{name}_layernorm.norms.{{j}}" for name in "qk"},
     ),
     # StarCoder 2: Llama's attention in a GPT-2 block, with layer norms, a plain GELU and biases everywhere; all

@@ -120,6 +120,7 @@ def _openai_gpt(config: HFConfig) -> ModelSpec:
     name = config.text("afn", "gelu")
     name = {"gelu": "gelu_new", "swish": "silu"}.get(name, name)
     config = config.replace(hidden_act=name, n_inner=None, scale_attn_by_inverse_layer_idx=False)
+    config = config.replace(scale_attn_weights=True)
     return _gpt2(config, layer={"pre_norm": False, "norm_after_add": True}, final_norm=False)
 
 

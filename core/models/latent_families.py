@@ -110,6 +110,7 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
             max_position_embeddings=2048, moe_intermediate_size=1407, n_shared_experts=2, n_routed_experts=64,
             kv_lora_rank=512, q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128,
         ),
+        fixed=dict(rope_interleave=True),
     ),
     # DeepSeek-V3, R1, Kimi K2 (model_type deepseek_v3): latent attention, experts in groups with a correction. The
     # layer that predicts a second token is left out.
@@ -148,7 +149,8 @@ LATENT_FAMILIES: Mapping[str, Recipe] = {
             q_lora_rank=1536, qk_rope_head_dim=64, v_head_dim=128, qk_nope_head_dim=128, n_routed_experts=512,
             num_experts_per_tok=12, intermediate_size=12288, moe_intermediate_size=2048, routed_scaling_factor=6.0,
         ),
-        fixed=dict(n_shared_experts=None), names=_longcat_names,
+        fixed=dict(n_shared_experts=None, n_group=None, topk_group=None, rope_interleave=True),
+        names=_longcat_names,
     ),
     # MiniCPM3: latent attention whose rope turns halves, and multipliers on embeddings, blocks and logits.
     "minicpm3": recipe(

@@ -333,8 +333,9 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
     ),
     # The language model of Aria: Llama with experts beside shared ones.
     "aria_text": recipe(
-        keys=dict(num_experts="moe_num_experts", num_experts_per_tok="moe_topk"),
-        defaults=dict(max_position_embeddings=2048, intermediate_size=4096, num_experts=8, num_experts_per_tok=2),
+        keys=dict(num_experts="moe_num_experts"),
+        defaults=dict(max_position_embeddings=2048, intermediate_size=4096, num_experts=8),
+        fixed=dict(num_experts_per_tok=lambda c: c.size("moe_topk", 2)),
         tensors={
             f"mlp.experts.{ours}.weight": Stored(
                 name=f"mlp.experts.{theirs}.weight", also=(f"mlp.experts.{ours}",), transpose=True, stacked=True
@@ -375,8 +376,8 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
     # dots.llm1: normalised heads, DeepSeek-V3's experts after the first dense layers.
     "dots1": recipe(
         defaults=dict(
-            max_position_embeddings=2048, moe_intermediate_size=1408, norm_topk_prob=False, sliding_window=4096,
-            max_window_layers=62,
+            num_key_value_heads=32, max_position_embeddings=2048, moe_intermediate_size=1408, norm_topk_prob=False,
+            sliding_window=4096, max_window_layers=62,
         ),
         layer_types=windowed_layer_types, qk_norm="head",
         moe=read_deepseek_experts, is_sparse=sparse_after, **ATTN_FLAG,
@@ -398,7 +399,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
         exaone4_like, keys=dict(n_shared_experts="num_shared_experts"),
         defaults=dict(
             **EXAONE4, moe_intermediate_size=1024, num_experts=64, num_experts_per_tok=8, n_shared_experts=1,
-            routed_scaling_factor=2.5, num_key_value_heads=32,
+            routed_scaling_factor=2.5,
         ),
         ignore=(r"^mtp\.",), layer={}, moe=read_deepseek_experts, is_sparse=partial(sparse_layers, default=1),
     ),
@@ -478,6 +479,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
             moe_intermediate_size=1536, num_experts=192, num_experts_per_tok=8, n_shared_experts=1,
             routed_scaling_factor=2.826, num_nextn_predict_layers=1,
         ),
+        fixed=dict(norm_topk_prob=True, n_group=None, topk_group=None),
         rms_norm_eps=1e-5, qk_norm="head", moe=read_biased_experts, is_sparse=partial(sparse_layers, default=1),
         **FLAGS,
     ),
@@ -504,6 +506,7 @@ MIXTURE_FAMILIES: Mapping[str, Recipe] = {
                 SLIDING: dict(rope_type="default", rope_theta=10000.0),
             },
         ),
+        fixed=dict(partial_rotary_factor=None),
         ignore=(r"^mtp\.",), layer_types=lambda config: config.texts("layer_types"), qk_norm="head",
         moe=partial(read_experts, renormalize=flag("norm_topk_prob", True)), is_sparse=sparse_layers, **ATTN_FLAG,
     ),

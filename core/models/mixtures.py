@@ -15,7 +15,9 @@ def read_experts(config: HFConfig, *, size: str = "moe_intermediate_size", **cha
     size: the key of one expert's intermediate size; changes: other fields of MoeSpec, values or functions of the
     config. A shared block has the experts' activation.
     """
-    config = config.alias(num_experts="num_local_experts").with_defaults(hidden_act="silu")
+    if config.get("num_experts") is None:
+        config = config.alias(num_experts="num_local_experts")
+    config = config.with_defaults(hidden_act="silu")
     num_experts, per_token = config.size("num_experts"), config.size("num_experts_per_tok")
     if per_token > num_experts:
         raise ModelError(

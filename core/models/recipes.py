@@ -11,6 +11,8 @@ from .llama_like import llama_like
 from .name_tables import llama_names
 from .spec import ModelSpec
 
+_SPELLED_BOTH = frozenset({"num_attention_heads", "num_experts_per_tok", "sliding_window"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -34,14 +36,16 @@ def recipe(
 ) -> Recipe:
     """The family that `reader` makes of its configs with these options.
 
-    keys: Llama's keys of config.json -> those that this family's files have. defaults: what its config class assumes
-    where a file leaves a key out, fixed: what holds whatever a file says, values or functions of the config. names,
-    tensors, ignore, renames: what differs from Llama's names, as `llama_names` takes it; or a function that makes the
-    table.
+    keys: Llama's keys of config.json -> those that this family's files have, which count where a file has both, but
+    for some that transformers spells in both ways. defaults: what its config class assumes where a file leaves a key
+    out, fixed: what holds whatever a file says, values or functions of the config. names, tensors, ignore, renames:
+    what differs from Llama's names, as `llama_names` takes it; or a function that makes the table.
     """
 
     def to_spec(config: HFConfig) -> ModelSpec:
-        config = config.alias(**keys)
+        config = config.alias(**{k: v for k, v in keys.items() if k not in _SPELLED_BOTH or config.get(k) is None})
+        if "num_local_experts" in config and config.get("num_experts") is None:
+            config = config.alias(num_experts="num_local_experts")
         config = config.with_defaults(**read_all(defaults, config))
         return reader(config.replace(**read_all(fixed, config)), **options)
 

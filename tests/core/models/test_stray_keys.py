@@ -78,6 +78,16 @@ def test_heads_are_shares_of_the_hidden_size_whatever_head_dim_says(family: str)
         ("longcat_flash", "router_bias", True),
         ("cohere2_moe", "rope_scaling", {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}),
         ("falcon", "n_head", 2),
+        ("openai_gpt", "scale_attn_weights", False),
+        ("deepseek_v2", "rope_interleave", False),
+        ("longcat_flash", "rope_interleave", False),
+        ("longcat_flash", "n_group", 4),
+        ("hy_v3", "n_group", 4),
+        ("hy_v3", "norm_topk_prob", False),
+        ("mellum", "partial_rotary_factor", 0.5),
+        ("qwen2_moe", "num_local_experts", 4),
+        ("afmoe", "num_local_experts", 4),
+        ("aria_text", "num_experts_per_tok", 1),
         *(
             (family, "mlp_layer_types", ["sparse", "dense"] * 2)
             for family in ("deepseek_v2", "deepseek_v3", "glm4_moe", "solar_open", "sarvam_moe", "dots1", "afmoe")
@@ -95,3 +105,25 @@ def test_keys_that_a_class_does_not_read_mean_nothing(family: str, key: str, val
         plain, odd = (model(ids, use_cache=False).logits for model in models)
     assert torch.equal(plain, odd)
     assert read_spec(HFConfig(configs[1].to_dict())) == read_spec(HFConfig(configs[0].to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("ernie4_5_moe", "num_experts_per_tok", 1),
+        ("hunyuan_v1_moe", "num_experts_per_tok", 1),
+        ("longcat_flash", "num_experts_per_tok", 1),
+        ("gpt2", "num_attention_heads", 2),
+        ("bloom", "num_attention_heads", 2),
+        ("recurrent_gemma", "sliding_window", 4),
+    ],
+)
+def test_of_two_spellings_the_one_that_transformers_reads_counts(family: str, key: str, value: int) -> None:
+    case = next(case for case in (*FIRST, *CASES) if case.model_type == family)
+    sizes = tiny_sizes(case)
+    theirs = AutoConfig.for_model(family, **sizes)
+    file = {**theirs.to_dict(), key: value}
+    own = AutoConfig.for_model(**file)
+    assert getattr(own, key) == value != getattr(theirs, key)
+    plain = {name: other for name, other in own.to_dict().items() if name != key}
+    assert read_spec(HFConfig(file)) == read_spec(HFConfig(plain)) != read_spec(HFConfig(theirs.to_dict()))
