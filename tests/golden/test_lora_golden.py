@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from headrace import LLM, RequestOutput, SamplingParams
 from headrace.core.errors import RequestError
 from lora_files import ALL, write_lora
-from tiny_checkpoints import save_golden_case, save_tiny
+from tiny_checkpoints import greedy_tokens, save_golden_case, save_tiny
 
 Made = tuple[Path, dict[str, PreTrainedModel]]
 """The folder of a model, and by adapter, "" for none, what transformers makes of it."""
@@ -115,3 +115,15 @@ def test_adapters_that_come_later(made: Made) -> None:
             check(models, ["", "narrow", "narrow"], run(llm, names, batch))
             with pytest.raises(RequestError, match="no place for adapter 'third'"):
                 llm.load_lora("third", folder.parent / "wide")
+
+
+def test_the_prefix_cache_tells_adapters_apart(made: Made) -> None:
+    folder, models = made
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    prompt = prompts()[3]
+    with load(folder, device="cpu") as llm:
+        for num_cached in (0, 36):
+            for name in ("", "wide", "narrow"):
+                [output] = llm.generate({"prompt_token_ids": prompt}, params, lora=name)
+                assert output.num_cached_tokens == num_cached, name
+                assert output.outputs[0].token_ids == greedy_tokens(models[name], prompt, 6)
