@@ -54,6 +54,10 @@ class Watch(TorchDispatchMode):
         return result
 
 
+def _refuse(self: torch.Tensor) -> list[Any]:
+    raise AssertionError("a recorded step reads values: tolist")
+
+
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Operations of each recorded step."""
@@ -62,7 +66,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def strict(self: Rerun, function: Callable[[], Any]) -> Any:
         def run() -> Any:
-            with Watch() as watch:
+            with Watch() as watch, monkeypatch.context() as patch:
+                patch.setattr(torch.Tensor, "tolist", _refuse)  # no operation that Watch would see
                 result = function()
             found.append(watch.count)
             return result
