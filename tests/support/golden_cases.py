@@ -201,7 +201,7 @@ FLAGS = (
     Case("olmo_plain", "olmo", {"clip_qkv": None, "attention_bias": True}),
     Case("olmo2_bias", "olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     Case("exaone4_full", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
-    Case("granite_biases", "granite", {"attention_bias": True, "mlp_bias": True}),
+    Case("granite_biases", "granite", {"attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.25}),
     Case("cohere_qk_norm", "cohere", {"use_qk_norm": True, "attention_bias": True}),
     Case("cohere2_head_dim", "cohere2", {"sliding_window": 6, "head_dim": 24}),
     Case("stablelm_12b", "stablelm", {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True}),
