@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.core.config import KV_DTYPES
 from headrace.core.ops import OpTable
+from headrace.core.ops.attention import distance_buckets
 from headrace.core.ops.sampling import keep_tokens
 from headrace.core.platform import OpProvider
 from headrace.core.stages import Array
@@ -85,7 +86,7 @@ class _Heads:
 
 
 class _Attention:
-    """`paged_attention`: what the kernel has no argument for becomes what it has, or is left to the definition."""
+    """`paged_attention`: what the kernel has no argument for becomes what it has, or is left to torch's operations."""
 
     def __init__(self, kernels: "TritonOps") -> None:
         self._kernels = kernels
@@ -106,8 +107,15 @@ class _Attention:
     ) -> Array:
         batch = (query_start_loc, seq_lens, block_table)
         if relative_bias is not None:
-            options |= {"relative_bias": relative_bias, "reach": reach, "causal": causal}
-            return OpTable.paged_attention(query, kv_cache, *batch, **options)
+            from headrace.kernels.torch.attention import paged_attention
+
+            options |= {
+                "relative_bias": relative_bias,
+                "reach": reach,
+                "causal": causal,
+                "max_query_len": max_query_len,
+            }
+            return paged_attention(query, kv_cache, *batch, buckets=distance_buckets, **options)
         if not causal and max_query_len != 1:  # the last token of a request sees all of it: make each the last of one
             batch, max_query_len = single_tokens(len(query), *batch), 1
         return self._kernels.paged_attention(
