@@ -86,7 +86,7 @@ class _Heads:
 
 
 class _Attention:
-    """`paged_attention`: what the kernel has no argument for becomes what it has, or is left to torch's operations."""
+    """`paged_attention`: what the kernel has no argument for becomes what it has, or runs in torch's operations."""
 
     def __init__(self, kernels: "TritonOps") -> None:
         self._kernels = kernels
