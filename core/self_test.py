@@ -116,8 +116,8 @@ class Driver:
         self.config = config
         self.requests: list[DrivenRequest] = []
         self._free = [list(range(1, num_blocks)) for _ in config.groups]
-        for free in self._free:
-            random.Random(seed).shuffle(free)
+        for group, free in enumerate(self._free):
+            random.Random(2 * group + seed).shuffle(free)
         runner.kv_init([num_blocks] * len(config.groups))
         runner.warmup()
 

@@ -51,16 +51,16 @@ class Integers:
         """Of the codes."""
         return self.codes.shape
 
-    def write(self, slots: "torch.Tensor", x: "torch.Tensor") -> None:
-        """Store x, [num_tokens, num_kv_heads, head_dim]."""
+    def write(self, at: tuple["torch.Tensor", "torch.Tensor"], x: "torch.Tensor") -> None:
+        """Store x, [num_tokens, num_kv_heads, head_dim]. at: blocks and offsets, [num_tokens] each."""
         import torch
 
         x = x.float()
         top = x.abs().amax(-1)
         inverse = torch.where(top > 0, 127 / top, 0.0)
         codes = torch.round(x * inverse[..., None]).nan_to_num(0.0)
-        self.codes.flatten(0, 1)[slots] = codes.to(torch.int8)
-        self.scales.flatten(0, 1)[slots] = torch.where(top.isfinite(), top / 127, math.nan)
+        self.codes[at] = codes.to(torch.int8)
+        self.scales[at] = torch.where(top.isfinite(), top / 127, math.nan)
 
     def __getitem__(self, blocks: "torch.Tensor") -> "torch.Tensor":
         """What the codes of some blocks stand for, float32."""
@@ -73,12 +73,13 @@ def write_kv(kv_cache: Array, key: Array, value: Array, slot_mapping: Array) -> 
     key, value: [num_tokens, num_kv_heads, head_dim]; slot_mapping: int32 [num_tokens], slot = block_id *
     block_size + offset; a slot of -1 is padding and lands in the null block 0 or nowhere.
     """
-    slots = slot_mapping.long().clamp(min=0)
+    slots, block_size = slot_mapping.long().clamp(min=0), kv_cache[0].shape[1]
+    at = slots // block_size, slots % block_size  # no view is written to, which some recorders of steps cannot hold
     for stored, new in zip(kv_cache, (key, value), strict=True):
         if isinstance(stored, Integers):
-            stored.write(slots, new)
+            stored.write(at, new)
         else:
-            stored.flatten(0, 1)[slots] = new.to(stored.dtype)
+            stored[at] = new.to(stored.dtype)
     return kv_cache
 
 

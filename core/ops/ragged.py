@@ -72,8 +72,9 @@ def stack_rows(x: Array, indices: Array) -> Array:
     x: [n, m]; indices: int32 [rows, k]. Returns [rows, k * m] in x's dtype. With a linear layer behind it, this is a
     convolution.
     """
-    padded = x.new_zeros((x.shape[0] + 1, x.shape[1]))
-    padded[:-1] = x
+    import torch
+
+    padded = torch.cat([x, x.new_zeros((1, x.shape[1]))])
     return padded[indices.long()].flatten(1)
 
 

@@ -138,7 +138,7 @@ def keep_tokens(scaled: Array, top_k: Array | None, top_p: Array | None, min_p: 
         probability = ordered.softmax(-1)
         above = probability.cumsum(-1) - probability
         drop = drop | ((above >= top_p[:, None]) & (top_p < 1)[:, None])
-        drop[:, 0] = False
+        drop = drop & (torch.arange(drop.shape[-1], device=drop.device) > 0)
     return scaled.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), float("-inf"))
 
 

@@ -173,8 +173,8 @@ class Rerun:
 class OperationList:
     """A recorder for devices without graphs, emulated ones above all: it notes operations and runs them again.
 
-    Strict as a graph is: no operation may read a value on the host, and none may make float64, which accelerators
-    do not have.
+    Strict as a graph is: no operation may read a value on the host, none may write to a view of an array (HPU graphs
+    cannot hold that), and none may make float64, which accelerators do not have.
     """
 
     def record(self, function: Callable[[], Any]) -> Callable[[], Any]:
@@ -227,6 +227,8 @@ class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """by slot, the place of the last operation that takes or makes it"""
         self._constants: Any = WeakIdKeyDictionary()
         """results of operations on Python's own numbers, which may be read"""
+        self._views: Any = WeakIdKeyDictionary()
+        """results that share the memory of what they were made of"""
 
     def results(self) -> list[torch.Tensor]:
         """Results that somebody still holds."""
@@ -258,8 +260,13 @@ class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         if func in HOST_READS or (func is aten.index.Tensor and any(map(_is_mask, args[1]))):
             raise Unsupported(f"a recorded step reads a value on the host: {func}")
+        if _writes(func) and args[0] in self._views:
+            raise Unsupported(f"a recorded step writes to a view: {func}")
         taken = tree_map(self._noted, (args, kwargs))
         result = func(*args, **kwargs)
+        if _makes_view(func):
+            for leaf in _tensors(result):
+                self._views[leaf] = True
         made = [self._make(leaf, args) for leaf in tree_leaves(result)]
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64:
@@ -286,6 +293,18 @@ class Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.last_use[self.slots[leaf].number] = len(self.operations)
         slot: _Slot = self.slots[leaf]
         return slot
+
+
+def _writes(operation: Any) -> bool:
+    """True if it writes to the memory of its first argument."""
+    first = next(iter(operation._schema.arguments), None)
+    is_write = first is not None and first.alias_info is not None and first.alias_info.is_write
+    return is_write and operation is not aten.detach_.default
+
+
+def _makes_view(operation: Any) -> bool:
+    """True if its results share the memory of what it takes."""
+    return any(x.alias_info is not None and not x.alias_info.is_write for x in operation._schema.returns)
 
 
 def _slots(tree: Any) -> list[_Slot]:

@@ -76,7 +76,7 @@ def selective_scan(
             values = torch.cat([values[:size], values[size:] + factors[size:] * values[:-size]])
             factors = torch.cat([factors[:size], factors[size:] * factors[:-size]])
         parts.append((values * c[:, heads, None]).sum(-1))
-        _keep(state[:, heads], values, to_slots)
+        _keep(state, values, to_slots, heads)
     return (torch.cat(parts, 1) + x.to(wide) * d[:, None]).to(x.dtype), state
 
 
@@ -123,7 +123,7 @@ def gated_delta(
             values = torch.cat([values[:size], values[size:] + matrices[size:] @ values[:-size]])
             matrices = torch.cat([matrices[:size], matrices[size:] @ matrices[:-size]])
         parts.append((values * q[:, heads]).sum(-2))
-        _keep(state[:, heads], values, to_slots)
+        _keep(state, values, to_slots, heads)
     return torch.cat(parts, 1).to(value.dtype), state
 
 
@@ -172,7 +172,7 @@ def wkv(
         behind = tuple(torch.where(is_first, a, torch.roll(b, 1, 0)) for a, b in zip(before, run, strict=True))
         total, weights, _ = join(behind, (v, one, k + own_bonus))
         parts.append(total / weights)
-        _keep(state[:, :, part], torch.stack(run, 1), to_slots)
+        _keep(state, torch.stack(run, 1), to_slots, part, axis=2)
     return torch.cat(parts, 1).to(value.dtype), state
 
 
@@ -204,6 +204,18 @@ def _load(state: torch.Tensor, from_slots: torch.Tensor) -> torch.Tensor:
     return state[slots.clamp(min=0)].masked_fill(is_new, 0)
 
 
-def _keep(state: torch.Tensor, values: torch.Tensor, to_slots: torch.Tensor) -> None:
-    """Write the states that have a slot; others land in the null block."""
-    state[to_slots.long().clamp(min=0)] = values.to(state.dtype)
+def _keep(
+    state: torch.Tensor, values: torch.Tensor, to_slots: torch.Tensor, part: slice = slice(None), *, axis: int = 1
+) -> None:
+    """Write the states that have a slot; others land in the null block. part: of this axis, what values have.
+
+    No view is written to, which some recorders of steps cannot hold.
+    """
+    slots, size = to_slots.long().clamp(min=0), state.shape[axis] if state.dim() > axis else 0
+    if len(range(size)[part]) == size:
+        state[slots] = values.to(state.dtype)
+        return
+    places = [range(n) for n in state.shape[1:axis]] + [range(size)[part]]
+    indices = [slots, *(torch.arange(p.start, p.stop, device=state.device) for p in places)]
+    grid = tuple(index.view(-1, *(1,) * (axis - n)) for n, index in enumerate(indices))
+    state[grid] = values.to(state.dtype)

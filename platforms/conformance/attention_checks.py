@@ -110,6 +110,7 @@ VARIANTS = {
     "decode_alibi": Variant(alibi=True, requests=DECODE),
     "decode_window": Variant(window=530, softcap=4.0, feature="sliding_window", requests=DECODE),
     "relative": Variant(relative=True, feature="relative_bias", requests=(*RAGGED, (2, 300))),
+    "relative_decode": Variant(relative=True, feature="relative_bias", requests=DECODE),
     "all_keys": Variant(causal=False, feature="cross_attention"),
     "reach": Variant(reach=True),
     "reach_window": Variant(
@@ -127,6 +128,7 @@ VARIANTS = {
     "own_scale": Variant(scale=0.37, num_heads=6, num_kv_heads=3),
     "own_scale_decode": Variant(scale=0.37, num_heads=6, num_kv_heads=3, requests=((1, 1), (1, 33), (1, 40))),
     "many_requests": Variant(num_heads=2, num_kv_heads=1, requests=MANY),
+    "many_requests_decode": Variant(num_heads=2, num_kv_heads=1, requests=tuple((1, k) for _, k in MANY)),
     "long": Variant(num_heads=2, num_kv_heads=1, max_blocks=9, requests=LONG),
     "long_window": Variant(window=4096, max_blocks=9, feature="sliding_window", requests=LONG_DECODE),
     "long_sums": Variant(query_size=0.0, is_mean=True, num_heads=2, num_kv_heads=1, max_blocks=9, requests=LONG),
@@ -143,6 +145,7 @@ VARIANTS = {
         feature="sliding_window",
     ),
     "int8_cache_chunk": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, chunk=20, feature="chunked_attention"),
+    "int8_cache_reach": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, reach=True, block_size=32),
     "int8_cache_decode": Variant(kv_dtype="int8", num_heads=6, num_kv_heads=3, window=530, requests=DECODE),
 }
 
@@ -271,12 +274,12 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     for array in (part.array for part in stored_kv if variant.kv_dtype):
         array[::7] = 0  # of which no scale can be made
     key, value = (to_array(ops, part, dtype) for part in stored_kv)
-    all_slots = np.concatenate(slots)
+    # Padding: a slot of -1 must not land in a block that someone owns, and may stand between others.
+    all_slots = np.concatenate([*slots, np.full(2, -1, np.int32)])
     order = rng.permutation(len(all_slots)).astype(np.int32)
-    new = [replace(part, array=part.array[order]) for part in stored_kv]
+    new = [replace(part, array=_with_padding(part.array)[order]) for part in stored_kv]
     keys, values = ((to_slice if variant.is_slice else to_array)(ops, part, dtype) for part in new)
     cache = ops.write_kv(cache, keys, values, ops.to_device(all_slots[order]))
-    # Padding: a slot of -1 must not land in a block that someone owns.
     padding = to_array(ops, Value("activation", np.full((3, kv_heads, head_dim), np.nan, np.float32)), dtype)
     cache = ops.write_kv(cache, padding, padding, ops.to_device(np.full(3, -1, np.int32)))
     if variant.window or variant.chunk:
@@ -319,6 +322,11 @@ def _check_attention(variant: Variant, dtype: str, subject: Subject) -> str:
     allowed = (LONG_SUMS if variant.is_mean else ALLOWED)[dtype]
     error = compare(to_numpy(ops, result), expected, allowed, "attention")
     return f"{len(lens)} requests, error {error:.1e}, allowed {allowed:.0e}"
+
+
+def _with_padding(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Two rows more, which are NaN."""
+    return np.concatenate([array, np.full((2, *array.shape[1:]), np.nan, np.float32)])
 
 
 def _reach(rng: np.random.Generator, count: int, seq_len: int) -> npt.NDArray[np.int32]:

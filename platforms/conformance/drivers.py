@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,13 @@ TOLERANCE = 1e-9
 """Of what a step computes in float32, as the mean square error of all against their mean square."""
 
 
-def driver_of(subject: Subject, spec: ModelSpec) -> Driver:
-    return Driver(*subject.runner(spec, params=random_weights))
+def driver_of(subject: Subject, spec: ModelSpec, *, num_blocks: int = 64, **fields: Any) -> Driver:
+    return Driver(*subject.runner(spec, params=random_weights, **fields), num_blocks=num_blocks)
 
 
-def reference_of(subject: Subject, spec: ModelSpec) -> Driver:
-    return Driver(*subject.reference_runner(spec, params=random_weights), seed=1)
+def reference_of(subject: Subject, spec: ModelSpec, *, num_blocks: int = 64, **fields: Any) -> Driver:
+    runner, config = subject.reference_runner(spec, params=random_weights, **fields)
+    return Driver(runner, config, num_blocks=num_blocks, seed=1)
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

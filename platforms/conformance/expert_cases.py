@@ -21,6 +21,8 @@ def route_experts(rng: Rng) -> Iterator[Case]:
             ("softmax", (), {"num_experts_per_token": 4}),
             ("softmax as it is", (), {"num_experts_per_token": 4, "renormalize": False, "weight_scale": 2.5}),
             ("sigmoid", (correction,), {"num_experts_per_token": 3, "score": "sigmoid"}),
+            ("one of them", (), {"num_experts_per_token": 1, "score": "sigmoid", "renormalize": False}),
+            ("one of them, of weight 1", (correction,), {"num_experts_per_token": 1}),
             ("sparsemixer", (), {"num_experts_per_token": 2, "score": "sparsemixer"}),
             (
                 "groups by two",

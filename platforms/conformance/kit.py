@@ -15,7 +15,20 @@ def all_checks() -> dict[str, CheckSpec]:
     """Every check by name."""
     from importlib import import_module
 
-    for name in ("op", "attention", "model", "adapter", "rank", "stacked", "step", "size", "reuse", "view", "duty"):
+    for name in (
+        "op",
+        "attention",
+        "model",
+        "adapter",
+        "rank",
+        "stacked",
+        "step",
+        "size",
+        "reuse",
+        "view",
+        "duty",
+        "input",
+    ):
         import_module(f".{name}_checks", __package__)
     return CHECKS
 

@@ -1,6 +1,7 @@
 """A whole runner: a tiny model's tokens, however a request is cut into steps, and what memory does meanwhile."""
 
 import dataclasses
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -107,8 +108,8 @@ def _check_greedy(name: str, subject: Subject) -> str:
     for feature in features:
         subject.need(feature=feature)
     spec = make()
-    driver = Driver(*subject.runner(spec))
-    oracle = Driver(*subject.reference_runner(spec), seed=1)
+    driver = Driver(*subject.runner(spec, params=random_weights))
+    oracle = Driver(*subject.reference_runner(spec, params=random_weights), seed=1)
     for length in LENGTHS:
         prompt = _prompt(length)
         want, got = oracle.generate(prompt, NUM_TOKENS), driver.generate(prompt, NUM_TOKENS)
@@ -339,17 +340,22 @@ def check_recorded(subject: Subject) -> str:
 
 @check("memory.kv_plan")
 def check_kv_plan(subject: Subject) -> str:
-    """KV blocks take no more memory than the plan said."""
-    runner, config = subject.runner(tiny_spec())
-    Driver(runner, config, num_blocks=4)
-    block_bytes = sum(runner.kv_plan().block_bytes)
-    num_blocks = (64 << 20) // block_bytes
-    before = runner.memory().used_bytes
-    runner.kv_init([num_blocks] * len(config.groups))
-    used, planned = runner.memory().used_bytes - before, num_blocks * block_bytes
-    if used > planned * 1.02 + SLACK_BYTES:
-        raise Failed(f"{num_blocks} blocks took {format_bytes(used)}, planned {format_bytes(planned)}")
-    return f"{num_blocks} blocks: planned {format_bytes(planned)}, took {format_bytes(used)}"
+    """KV blocks, in each dtype that they may have, take no more memory than the plan said, allocated again too."""
+    found = []
+    for kv_dtype in ("", *subject.device.caps.kv_dtypes):
+        runner, config = subject.runner(tiny_spec(), kv_dtype=kv_dtype)
+        Driver(runner, config, num_blocks=4)
+        block_bytes = sum(runner.kv_plan().block_bytes)
+        num_blocks = (64 << 20) // block_bytes
+        before = runner.memory().used_bytes
+        for _ in range(2):
+            runner.kv_init([num_blocks] * len(config.groups))
+            used, planned = runner.memory().used_bytes - before, num_blocks * block_bytes
+            if used > planned * 1.02 + SLACK_BYTES:
+                raise Failed(f"{num_blocks} blocks took {format_bytes(used)}, planned {format_bytes(planned)}")
+        runner.close()
+        found.append(f"{num_blocks} blocks: planned {format_bytes(planned)}, took {format_bytes(used)}")
+    return ", ".join(found)
 
 
 @check("memory.out_of_memory")
@@ -370,7 +376,7 @@ def check_out_of_memory(subject: Subject) -> str:
 
 @check("memory.leak")
 def check_leak(subject: Subject) -> str:
-    """200 steps of mixed requests leave memory where it was."""
+    """200 steps of mixed requests leave memory, and the number of Python's objects, where it was."""
     runner, config = subject.runner(tiny_spec())
     driver = Driver(runner, config)
 
@@ -383,9 +389,16 @@ def check_leak(subject: Subject) -> str:
             for _ in range(8):
                 driver.step({row: 1 for row in rows})
 
+    def num_objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
     rounds(5)
-    before = runner.memory().used_bytes
+    before, objects = runner.memory().used_bytes, num_objects()
     rounds(20)
+    more = num_objects() - objects
+    if more >= 100:
+        raise Failed(f"{more} more objects after 200 steps")
     grown = runner.memory().used_bytes - before
     if grown > SLACK_BYTES:
         raise Failed(f"{format_bytes(grown)} more after 200 steps")
@@ -394,11 +407,20 @@ def check_leak(subject: Subject) -> str:
 
 @check("runner.close")
 def check_close(subject: Subject) -> str:
-    """A runner may be closed twice."""
-    runner, config = subject.runner(tiny_spec())
-    Driver(runner, config).generate(_prompt(3), 2)
-    runner.close()
-    runner.close()
+    """A runner may be closed twice, and then has none of its memory."""
+    kept = 0
+    for _ in range(2):  # the first time, libraries take memory for their own
+        gc.collect()
+        before = subject.device.memory().used_bytes
+        runner, config = subject.runner(tiny_spec())
+        num_blocks = (128 << 20) // sum(runner.kv_plan().block_bytes)
+        Driver(runner, config, num_blocks=num_blocks).generate(_prompt(3), 2)
+        runner.close()
+        runner.close()
+        gc.collect()
+        kept = subject.device.memory().used_bytes - before
+    if kept > (64 << 20):  # a device may keep its programs
+        raise Failed(f"{format_bytes(kept)} of 128 MiB were kept")
     return "closed twice"
 
 

@@ -10,30 +10,22 @@ import numpy as np
 from headrace.core.models.spec import Activation
 from headrace.core.ops import OpTable
 from headrace.core.self_test import TOLERANCE
-from headrace.core.weights.dequantize import to_float32
-from headrace.core.weights.quantize import CODES, FP8, INT4, INT8, INT8_GROUPS, quantize_rows
-from headrace.core.weights.source import HostTensor
+from headrace.core.weights.block_types import BLOCK_TYPES
 
 from . import expert_cases, sampling_cases, state_cases
 from .arrays import Excess, compare, dtype_name, flat, is_array, to_array, to_numpy, wide_copy
 from .registry import DTYPES, Failed, Subject, add_check, need_definitions
-from .values import LONG_SUMS, ROWS, Case, HostArray, Rng, Value, normal, normal32, whole
+from .values import LONG_SUMS, ROWS, Case, Rng, Value, normal, normal32, whole
+from .weight_cases import FURTHER, QUANTIZED, eased, host_tensor, rounded
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 WIDTHS = (1, 7, 64, 576)
 WIDE = 2501
 """More than one program of a kernel walks over, and odd."""
 SIZES = (2e-3, 900.0)
 """Of a norm's input: where eps counts, and where squares are more than float16 holds."""
-QUANTIZED = {
-    "int8": INT8_GROUPS,
-    "int8-channel": INT8,
-    "fp8": FP8,
-    **{name: INT4[name] for name in ("int4", "int4-sym")},
-}
-"""Weights as `--quantize` leaves them."""
 
 
 # ---- the cases of each op -----------------------------------------------------------------------------------
@@ -93,6 +85,8 @@ def _rotary_angles(rng: Rng) -> Iterator[Case]:
         yield Case(f"positions {positions}", args, exact_inputs=True)
     tables = Value("float32", np.stack([inv_freq, inv_freq / 4]))
     factors = Value("float32", np.array([1.0, 1.19], np.float32))
+    args = [whole([3, 700]), Value("float32", inv_freq[None]), Value("float32", np.full(1, 1.19, np.float32))]
+    yield Case("a factor", args, exact_inputs=True)
     yield Case("two variants", [whole([5, 4000, 9]), tables, factors, whole([1, 0, 1])], exact_inputs=True)
 
 
@@ -214,6 +208,12 @@ def _encoder_attention(rng: Rng) -> Iterator[Case]:
         large = [_times(arrays[0], 40), *arrays[1:]]
         yield Case(f"{lengths} tokens, large scores", large, {"scale": 1.0, "max_query_len": max(lengths)})
 
+    starts = whole([0, 300, 310])  # of images, as SigLIP's heads have them
+    arrays = [normal(rng, 310, heads, 72) for heads in (4, 2, 2)]
+    yield Case("heads of 72", [*arrays, starts], {"scale": 72**-0.5, "max_query_len": 300})
+    kwargs = {"scale": 0.2, "softcap": 2.0, "window": 40}
+    yield Case("a bias, a window and a softcap", [*arrays, starts, normal32(rng, 32, 4)], kwargs)
+
 
 def _stack_rows(rng: Rng) -> Iterator[Case]:
     indices = np.stack([np.arange(0, 130, 2) + tap for tap in (-1, 0, 1)], axis=1)
@@ -318,7 +318,10 @@ def _check_op(op: str, dtype: str, cases: Callable[[Rng], Iterator[Case]], subje
 
 
 ROUNDED_ONCE = frozenset(
-    "softcap act act_mul gate xielu mul scale rope mean_rows causal_conv selective_scan gated_delta wkv".split()
+    (
+        "rms_norm layer_norm softcap act act_mul gate xielu mul scale rope mean_rows causal_conv selective_scan "
+        "gated_delta wkv"
+    ).split()
 )
 """Ops that compute in float32 at least and round their result, and nothing before it."""
 
@@ -337,40 +340,6 @@ def _result_dtypes(op: str, case: Case, copies: Sequence[Any], dtype: str) -> li
 
 
 # ---- ops that need their own way ----------------------------------------------------------------------------
-def _host_tensor(rng: Rng, rows: int, columns: int, dtype: str) -> HostTensor:
-    values = (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
-    if dtype in QUANTIZED:
-        scheme = QUANTIZED[dtype]
-        codes, code_scales, offsets = quantize_rows(values, scheme)
-        return HostTensor(
-            name="weight",
-            dtype=CODES[scheme.name],
-            shape=values.shape,
-            data=codes,
-            scales=code_scales,
-            offsets=offsets,
-        )
-    if dtype == "q8_0":
-        blocks = np.empty((rows, columns // 32, 34), np.uint8)
-        scales = rng.uniform(0.001, 0.01, (rows, columns // 32, 1)).astype(np.float16)
-        blocks[..., :2] = scales.view(np.uint8).reshape(rows, columns // 32, 2)
-        blocks[..., 2:] = rng.integers(0, 256, (rows, columns // 32, 32))
-        data: HostArray = blocks.reshape(rows, -1)
-    elif dtype == "bfloat16":
-        data = (values.view(np.uint32) >> 16).astype(np.uint16)
-    else:
-        data = values.astype(dtype)
-    return HostTensor(name="weight", dtype=dtype, shape=(rows, columns), data=data)
-
-
-def _rounded(tensors: Sequence[HostTensor], dtype: str) -> "torch.Tensor":
-    """The stacked weight in float64, rounded to `dtype` first as the definition does."""
-    import torch
-
-    whole = torch.from_numpy(np.concatenate([to_float32(tensor) for tensor in tensors]))
-    return whole.to(getattr(torch, dtype)).to(torch.float64)
-
-
 def _check_linear(dtype: str, subject: Subject) -> str:
     need_definitions()
     import torch
@@ -378,22 +347,27 @@ def _check_linear(dtype: str, subject: Subject) -> str:
     ops = subject.ops(dtype)
     count, worst = 0, 0.0
     kept = set(subject.device.caps.schemes) - set(DTYPES)
-    for stored in ("float32", "bfloat16", "float16", "q8_0", *QUANTIZED):
+    shapes: dict[str, Sequence[tuple[tuple[int, ...], int]]] = dict.fromkeys(
+        ("float32", "bfloat16", "float16", "q8_0", *QUANTIZED), (((1,), 32), ((7, 64, 3), 96), ((300,), 1056))
+    )
+    # What a device may multiply as it stands, and parts that are stored in different ways.
+    shapes |= dict.fromkeys((*FURTHER, *(name for name in BLOCK_TYPES if name in kept)), (((37, 5), 768),))
+    for stored in (*shapes, "mixed"):
         rng = np.random.default_rng(0)
-        for rows, columns in (((1,), 32), ((7, 64, 3), 96), ((300,), 1056)):
-            tensors = [_host_tensor(rng, part, columns, stored) for part in rows]
+        for rows, columns in shapes.get(stored, (((7, 64, 3), 96),)):
+            parts = ("q8_0", "bfloat16", "int4") if stored == "mixed" else (stored,) * len(rows)
+            tensors = [host_tensor(rng, part, columns, kind) for part, kind in zip(rows, parts, strict=True)]
             weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
             for num_tokens in ROWS:
                 bias = normal32(rng, sum(rows)) if (num_tokens + sum(rows)) % 2 else None
                 x = to_array(ops, normal(rng, num_tokens, columns), dtype)
                 result = ops.linear(x, weight, to_array(ops, bias, dtype))
-                expected = wide_copy(ops, x, torch.float64) @ _rounded(tensors, dtype).T
+                expected = wide_copy(ops, x, torch.float64) @ rounded(tensors, dtype).T
                 if bias is not None:
                     expected = expected + torch.from_numpy(bias.array.astype(np.float64))
                 what = f"{stored} [{sum(rows)}, {columns}] x {num_tokens} tokens"
                 # A kernel that multiplies quantized blocks may quantize the activations to 8 bits too.
-                rounded = 4e-3 if stored == "fp8" else 5e-4  # 4 bits, or 8; of few sums
-                allowed = max(TOLERANCE[dtype], rounded if stored.partition("-")[0] in kept else 0)
+                allowed = max(TOLERANCE[dtype], eased(stored) if stored.partition("-")[0] in kept else 0)
                 worst = max(worst, compare(to_numpy(ops, result), expected.numpy(), allowed, what))
                 count += 1
     return f"{count} cases, worst error {worst:.1e}"
@@ -405,13 +379,13 @@ def _check_long_sums(dtype: str, subject: Subject) -> str:
 
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
     columns = 4096
-    tensor = _host_tensor(rng, 33, columns, "float32")
+    tensor = host_tensor(rng, 33, columns, "float32")
     tensor = replace(tensor, data=np.abs(tensor.data) * np.float32(8))
     weight = ops.pack_linear([tensor], dtype=dtype, device=subject.place)
     worst = 0.0
     for num_tokens in (1, 40):
         x = to_array(ops, Value("activation", rng.random((num_tokens, columns), np.float32)), dtype)
-        expected = wide_copy(ops, x, torch.float64) @ _rounded([tensor], dtype).T
+        expected = wide_copy(ops, x, torch.float64) @ rounded([tensor], dtype).T
         # Of numbers of one sign no error cancels, so sums can be held to what a result's own rounding leaves.
         allowed = LONG_SUMS[dtype]
         worst = max(
@@ -425,16 +399,18 @@ def _check_embedding(dtype: str, subject: Subject) -> str:
     import torch
 
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
-    for stored in ("float32", "bfloat16", "q8_0", *QUANTIZED):
-        tensors = [_host_tensor(rng, 77, 96, stored)]
+    blocks = [name for name in BLOCK_TYPES if name in subject.device.caps.schemes]
+    stored_as = dict.fromkeys(("float32", "bfloat16", "q8_0", *QUANTIZED, *FURTHER, *blocks))
+    for stored in stored_as:
+        tensors = [host_tensor(rng, 77, 256, stored)]
         weight = ops.pack_linear(tensors, dtype=dtype, device=subject.place)
         for num_tokens in ROWS:
             token_ids = rng.integers(0, 77, num_tokens).astype(np.int32)
             token_ids[:1], token_ids[1:2] = 76, 0
             result = to_numpy(ops, ops.embedding(ops.to_device(token_ids), weight))
-            expected = _rounded(tensors, dtype)[torch.from_numpy(token_ids).long()]
+            expected = rounded(tensors, dtype)[torch.from_numpy(token_ids).long()]
             compare(result, expected.numpy(), TOLERANCE[dtype], f"{stored}, {num_tokens} tokens")
-    return f"{3 + len(QUANTIZED)} stored dtypes"
+    return f"{len(stored_as)} stored dtypes"
 
 
 def _check_concat(dtype: str, subject: Subject) -> str:
@@ -453,9 +429,9 @@ def _check_slices(dtype: str, subject: Subject) -> str:
     import torch
 
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
-    tensor = _host_tensor(rng, 24, 64, "float32")
+    tensor = host_tensor(rng, 24, 64, "float32")
     weight = ops.pack_linear([tensor], dtype=dtype, device=subject.place)
-    exact, scales = _rounded([tensor], dtype), normal32(rng, 64)
+    exact, scales = rounded([tensor], dtype), normal32(rng, 64)
     turns = [Value("float32", rng.standard_normal((9, 8)).astype(np.float32)) for _ in range(2)]
     x = to_array(ops, normal(rng, 9, 7 + 64 + 64), dtype)
     _, first, second = ops.split(x, (7, 64, 64))
@@ -501,9 +477,9 @@ def _check_upload(dtype: str, subject: Subject) -> str:
     need_definitions()
     ops, rng = subject.ops(dtype), np.random.default_rng(0)
     for stored in ("float32", "bfloat16", "float16"):
-        tensor = _host_tensor(rng, 5, 33, stored)
+        tensor = host_tensor(rng, 5, 33, stored)
         result = to_numpy(ops, ops.upload(tensor, dtype=dtype, device=subject.place))
-        compare(result, _rounded([tensor], dtype).numpy(), TOLERANCE[dtype], stored)
+        compare(result, rounded([tensor], dtype).numpy(), TOLERANCE[dtype], stored)
     return "3 stored dtypes"
 
 

@@ -1,9 +1,10 @@
 """The list of checks, and what a check is given: a device under test and the reference it is compared with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
+from typing import Any
 
 from headrace.core.config import DeviceConfig, EngineConfig
 from headrace.core.devices import open_device
@@ -79,19 +80,18 @@ class Subject:
         return self._ops[key]
 
     def runner(
-        self, spec: ModelSpec, *, dtype: str = "float32", params: Weights = dummy_weights
+        self, spec: ModelSpec, *, dtype: str = "float32", params: Weights = dummy_weights, **fields: Any
     ) -> tuple[Runner, RunnerConfig]:
-        """A loaded runner of the device. params: where its weights come from."""
+        """A loaded runner of the device. params: where its weights come from. fields: of its config, beside those of
+        `tiny_config`."""
         self.need(dtype=dtype)
-        config = tiny_config(spec, dtype=dtype, block_size=self.block_size)
-        return self.keep(load_runner(self.device, config, params=params)), config
+        return self._load(self.device, spec, dtype, params, fields)
 
     def reference_runner(
-        self, spec: ModelSpec, *, dtype: str = "float32", params: Weights = dummy_weights
+        self, spec: ModelSpec, *, dtype: str = "float32", params: Weights = dummy_weights, **fields: Any
     ) -> tuple[Runner, RunnerConfig]:
         """A runner of the reference with the same weights."""
-        config = tiny_config(spec, dtype=dtype, block_size=self.block_size)
-        return self.keep(load_runner(self.reference, config, params=params)), config
+        return self._load(self.reference, spec, dtype, params, fields)
 
     def release(self) -> None:
         """Close the runners; called after each check."""
@@ -104,6 +104,12 @@ class Subject:
         """The runner, which is closed behind the check."""
         self._runners.append(runner)
         return runner
+
+    def _load(
+        self, device: Device, spec: ModelSpec, dtype: str, params: Weights, fields: Mapping[str, Any]
+    ) -> tuple[Runner, RunnerConfig]:
+        config = replace(tiny_config(spec, dtype=dtype, block_size=self.block_size), **fields)
+        return self.keep(load_runner(device, config, params=params)), config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

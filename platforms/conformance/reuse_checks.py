@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from headrace.core.platform import Device, Pending, Runner, RunnerConfig
-from headrace.core.self_test import Driver, load_runner, tiny_config, tiny_spec
+from headrace.core.platform import Pending
+from headrace.core.self_test import Driver, tiny_spec
 from headrace.core.stages import StepInput
 
 from .drivers import compare_logprobs, driver_of, prompt_of, reference_of
@@ -98,9 +98,10 @@ def check_shrinking(subject: Subject) -> str:
 @check("model.far_positions")
 def check_far_positions(subject: Subject) -> str:
     """Tokens at positions from 9000 on, which the model was made for, have the reference's log probabilities."""
+    spec = dataclasses.replace(tiny_spec(), max_position_embeddings=2 * FAR)
+    fields = {"max_num_seqs": 2, "max_num_batched_tokens": 32}
     found = []
-    for device in (subject.device, subject.reference):
-        driver = Driver(*_far_model(subject, device))
+    for driver in (driver_of(subject, spec, **fields), reference_of(subject, spec, **fields)):
         row = driver.add(prompt_of(21))
         outputs = []
         for count in (12, 9, 1, 1):
@@ -119,12 +120,31 @@ def check_far_positions(subject: Subject) -> str:
     return f"{len(found[0])} steps, log probabilities differ by {worst:.1e} at most"
 
 
-def _far_model(subject: Subject, device: Device) -> tuple[Runner, RunnerConfig]:
-    """A model of twice as many positions, and a runner for two short requests of it."""
-    spec = dataclasses.replace(tiny_spec(), max_position_embeddings=2 * FAR)
-    config = tiny_config(spec, block_size=subject.block_size)
-    config = dataclasses.replace(config, max_num_seqs=2, max_num_batched_tokens=32)
-    return subject.keep(load_runner(device, config, params=random_weights)), config
+@check("model.kv_blocks")
+def check_kv_blocks(subject: Subject) -> str:
+    """Blocks that are read to the host and written to others bring along what every layer of a group has in them."""
+    has_window = "sliding_window" in subject.device.caps.features
+    driver = driver_of(subject, tiny_spec(window=24 if has_window else 0))
+    config, prompts = driver.config, [prompt_of(40, seed=seed) for seed in (1, 2)]
+    want = []
+    for prompt in prompts:
+        want.append(driver.generate(prompt, NUM_TOKENS))
+        driver.remove_all()
+    first, second = rows = [driver.add(prompt) for prompt in prompts]
+    driver.step({row: 40 for row in rows})
+    one, other = (driver.requests[row] for row in rows)
+    for index, (group, *blocks) in enumerate(zip(config.groups, one.block_ids, other.block_ids, strict=True)):
+        data = [np.array(driver.runner.read_blocks(index, ids)) for ids in blocks]
+        shape = (len(blocks[0]), len(group.layer_indices), 2, config.block_size, *group.heads[0])
+        if data[0].shape != shape:
+            raise Failed(f"blocks of group {index} came as {data[0].shape}, expected {shape}")
+        for ids, array in zip(blocks, reversed(data), strict=True):
+            driver.runner.write_blocks(index, ids, array)
+    one.block_ids, other.block_ids = other.block_ids, one.block_ids
+    for _ in range(NUM_TOKENS - 1):
+        driver.step({second: 1, first: 1})
+    _same([driver.requests[row].token_ids[40:] for row in rows], want, "in the blocks of each other")
+    return f"{len(config.groups)} groups"
 
 
 def _shifted(batch: StepInput) -> StepInput:

@@ -7,11 +7,13 @@ import numpy as np
 
 from headrace.core.ops import OpTable
 from headrace.core.self_test import TOLERANCE
+from headrace.core.weights.block_types import BLOCK_TYPES
 from headrace.core.weights.source import HostTensor
 
 from .arrays import compare, to_array, to_numpy, to_slice, wide_copy
 from .registry import DTYPES, Subject, add_check, need_definitions
 from .values import HostArray, Rng, normal, normal32, whole
+from .weight_cases import FURTHER, QUANTIZED, eased, host_tensor, rounded
 
 EXPERTS: tuple[dict[str, Any], ...] = (
     {},
@@ -108,10 +110,57 @@ def _check_latents(dtype: str, subject: Subject) -> str:
     return f"6 cases, worst error {worst:.1e}, allowed {TOLERANCE[dtype]:.0e}"
 
 
+def _check_stored(dtype: str, subject: Subject) -> str:
+    need_definitions()
+    import torch
+
+    ops, caps, worst = subject.ops(dtype), subject.device.caps, 0.0
+    blocks = [name for name in BLOCK_TYPES if name in caps.schemes]
+    stored_as = dict.fromkeys(("bfloat16", "float16", "q8_0", *QUANTIZED, *FURTHER, *blocks))
+    num_experts, hidden, size, heads, nope_dim, v_dim, rank = 5, 256, 512, 3, 20, 12, 256
+    for stored in stored_as:
+        rng = np.random.default_rng(0)
+        allowed = max(TOLERANCE[dtype], 2 * eased(stored) if stored.partition("-")[0] in {*caps.schemes} else 0)
+
+        def pack(rng: Rng, count: int, rows: int, columns: int, stored: str = stored) -> tuple[Any, Any]:
+            tensor = host_tensor(rng, count * rows, columns, stored)
+            packed = ops.pack_stacked([tensor], num_stacked=count, dtype=dtype, device=subject.place)
+            return packed, rounded([tensor], dtype).view(count, rows, columns)
+
+        (up, wide_up), (down, wide_down) = (
+            pack(rng, num_experts, 2 * size, hidden),
+            pack(rng, num_experts, hidden, size),
+        )
+        for num_tokens in (1, 7, 40):
+            chosen = whole(np.argsort(rng.random((num_tokens, num_experts)), -1)[:, :2])
+            given = [normal(rng, num_tokens, hidden), normal32(rng, num_tokens, 2), chosen]
+            arrays = [to_array(ops, value, dtype) for value in given]
+            x, weights, experts = (wide_copy(ops, array, torch.float64) for array in arrays)
+            got = ops.grouped_experts(arrays[0], arrays[1], arrays[2], up, down)
+            want = OpTable.grouped_experts(x, weights, experts, wide_up, wide_down)
+            what = f"experts in {stored}, {num_tokens} tokens"
+            worst = max(worst, compare(to_numpy(ops, got), want.numpy(), allowed, what))
+        weight, exact = pack(rng, heads, nope_dim + v_dim, rank)
+        query, latents = (to_array(ops, normal(rng, 9, heads, width), dtype) for width in (nope_dim, rank))
+        wide_query, wide_latents = (wide_copy(ops, array, torch.float64) for array in (query, latents))
+        for what, got, want in (
+            ("keys", ops.absorb_keys(query, weight), OpTable.absorb_keys(wide_query, exact)),
+            (
+                "values",
+                ops.expand_values(latents, weight, v_head_dim=v_dim),
+                OpTable.expand_values(wide_latents, exact, v_head_dim=v_dim),
+            ),
+        ):
+            worst = max(worst, compare(to_numpy(ops, got), want.numpy(), allowed, f"{what} of heads in {stored}"))
+    return f"{len(stored_as)} stored dtypes, worst error {worst:.1e}"
+
+
 def _register() -> None:
     for dtype in DTYPES:
         meaning = "pack_stacked and grouped_experts against the definition"
         add_check(f"ops.grouped_experts.{dtype}", meaning, partial(_check_experts, dtype))
+        meaning = "stacked weights of each stored dtype and scheme, against float64"
+        add_check(f"ops.stored_experts.{dtype}", meaning, partial(_check_stored, dtype))
         meaning = "pack_stacked, absorb_keys and expand_values against the definitions"
         add_check(f"ops.latent_heads.{dtype}", meaning, partial(_check_latents, dtype))
 

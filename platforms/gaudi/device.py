@@ -48,6 +48,8 @@ class GaudiPlatform(Platform):
             )
         # Read when the bridge starts. A process has one accelerator, which is its first; graphs need the lazy mode.
         os.environ.setdefault("PT_HPU_LAZY_MODE", "1")
+        if ranks:  # else no graph holds a collective
+            os.environ.setdefault("PT_HPU_ENABLE_LAZY_COLLECTIVES", "true")
         if ids or ranks:
             os.environ["HABANA_VISIBLE_MODULES"] = ids[0] if ids else "0"
         try:

@@ -436,7 +436,8 @@ def paged(
 def as_integers(x: torch.Tensor) -> Integers:
     """The definition's cache of integers that holds what x does; NaN where x has none."""
     part = Integers(codes=torch.zeros(x.shape, dtype=torch.int8), scales=torch.zeros(x.shape[:-1]))
-    part.write(torch.arange(x.shape[0] * x.shape[1]), x.flatten(0, 1))
+    slots = torch.arange(x.shape[0] * x.shape[1])
+    part.write((slots // x.shape[1], slots % x.shape[1]), x.flatten(0, 1))
     return part
 
 

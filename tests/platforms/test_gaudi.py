@@ -1,5 +1,6 @@
 """The gaudi platform: detection, recorded steps in the place of graphs, ops of static shapes, its bridge."""
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -110,6 +111,8 @@ def test_a_replay_computes_with_what_its_arrays_hold_by_then() -> None:
         (lambda x: x * x.max().item(), "reads a value on the host"),
         (lambda x: x[x > 0], "reads a value on the host"),
         (lambda x: x.double(), "float64"),
+        (lambda x: (x + 1)[1:].add_(1), "writes to a view"),
+        (lambda x: x.view(2, 2).index_put_((torch.tensor([0]),), x[:2]), "writes to a view"),
     ],
 )
 def test_a_step_that_no_graph_could_hold_is_refused(step: Callable[[Any], Any], words: str) -> None:
@@ -250,12 +253,17 @@ def test_the_bridge_is_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", bridge)
     monkeypatch.setenv("PT_HPU_LAZY_MODE", "1")
     monkeypatch.setenv("HABANA_VISIBLE_MODULES", "0")
+    monkeypatch.setenv("PT_HPU_ENABLE_LAZY_COLLECTIVES", "true")  # so that what is set here is undone
+    monkeypatch.delenv("PT_HPU_ENABLE_LAZY_COLLECTIVES")
     device = GaudiPlatform().open(["3"], EngineConfig())
     assert (device.info.id, device.info.name, device.caps.dtypes[0]) == ("gaudi:3", "GAUDI2", "bfloat16")
     assert device.memory().used_bytes == 8 << 30, "6 in use and a reserve of 2"
     assert "float16" in device.caps.dtypes
     monkeypatch.setattr(bridge, "get_device_name", lambda: "GAUDI")
     assert "float16" not in GaudiPlatform().open(["3"], EngineConfig()).caps.dtypes, "the first generation has none"
+    assert "PT_HPU_ENABLE_LAZY_COLLECTIVES" not in os.environ
+    GaudiPlatform().open(["3", "4"], EngineConfig())
+    assert os.environ["PT_HPU_ENABLE_LAZY_COLLECTIVES"] == "true"
 
     def step() -> int:
         bridge.asked.append("step")

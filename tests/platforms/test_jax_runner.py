@@ -239,6 +239,16 @@ def test_experts_and_latent_attention_over_two_devices_give_the_tokens_of_transf
     assert got == want
 
 
+def test_sampling_on_neuron_needs_no_sort() -> None:
+    """Its compiler for trn2 refuses one."""
+    from headrace.platforms.neuron.ops import sample
+
+    rows, limits = jax.ShapeDtypeStruct((4,), "int32"), jax.ShapeDtypeStruct((4,), "float32")
+    shapes = (jax.ShapeDtypeStruct((4, 211), "float32"), rows, rows, limits, rows, limits, limits)
+    assert "sort" in jax.jit(FUNCTIONS["sample"]).lower(*shapes).as_text()
+    assert "sort" not in jax.jit(sample).lower(*shapes).as_text()
+
+
 def test_uneven_heads_are_refused() -> None:
     from headrace.core.runner.jax_sharding import check_divides
 

@@ -1,6 +1,7 @@
 """From logits to tokens in JAX: float32 logits [num_rows, vocab_size], noise bit by bit as the definition's."""
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -65,6 +66,22 @@ def sample(
     min_p: Array | None,
 ) -> Array:
     """One token a row: temperature, min_p, top_k, top_p, then the Gumbel maximum."""
+    return draw(logits, seeds, positions, temperature, top_k, top_p, min_p, dropped=_dropped)
+
+
+def draw(
+    logits: Array,
+    seeds: Array,
+    positions: Array,
+    temperature: Array | None,
+    top_k: Array | None,
+    top_p: Array | None,
+    min_p: Array | None,
+    *,
+    dropped: Callable[[Array, Array | None, Array | None], Array],
+) -> Array:
+    """`sample`; dropped: (logits over temperature, top_k, top_p) -> bool of their shape, tokens that the two leave
+    out. Not an op."""
     best = logits.argmax(-1).astype(jnp.int32)
     if temperature is None:
         return best
@@ -73,7 +90,7 @@ def sample(
         floor = scaled.max(-1, keepdims=True) + jnp.log(min_p)[:, None]
         scaled = jnp.where(scaled < floor, -jnp.inf, scaled)
     if top_k is not None or top_p is not None:
-        scaled = jnp.where(_dropped(scaled, top_k, top_p), -jnp.inf, scaled)
+        scaled = jnp.where(dropped(scaled, top_k, top_p), -jnp.inf, scaled)
     noisy = scaled + gumbel_noise(seeds, positions, vocab_size=logits.shape[-1])
     return jnp.where(temperature < 1e-5, best, noisy.argmax(-1).astype(jnp.int32))
 
