@@ -173,7 +173,7 @@ class Rerun:
 class OperationList:
     """A recorder for devices without graphs, emulated ones above all: it notes operations and runs them again.
 
-    Strict as a graph is: no operation may read a value on the host, none may write to a view of an array (HPU graphs
+    Strict as a graph is: no operation may read a value on the host, none may write to a view of an array (some graphs
     cannot hold that), and none may make float64, which accelerators do not have.
     """
 
