@@ -26,7 +26,7 @@ def write_lora(
     for name, module in merged.named_modules():
         if not name.endswith(tuple(f".{target}" for target in targets)):
             continue
-        weight = module.weight
+        weight: Any = module.weight
         is_turned = type(module).__name__ == "Conv1D"
         rows, columns = weight.shape[::-1] if is_turned else weight.shape
         own_rank = by_suffix(settings.get("rank_pattern", {}), name, rank)
