@@ -1,6 +1,5 @@
 """Low-rank adapters inside a forward function: which of them each token runs through."""
 
-import dataclasses
 from functools import partial
 
 import numpy as np
@@ -20,4 +19,4 @@ def adapted(scope: Scope, spec: ModelSpec, batch: ForwardBatch) -> Scope:
     scores = ops.cast(ops.embedding(batch.adapters, choices), dtype="float32")
     weights, numbers = ops.route_experts(scores, num_experts_per_token=1)
     adapters = Adapters(spec=spec.adapters, ranks=dict(spec.adapters.ranks), weights=weights, numbers=numbers)
-    return dataclasses.replace(scope, adapters=adapters)
+    return Scope(ops, scope.params, scope.hidden_size, scope.prefix, adapters)

@@ -12,7 +12,7 @@ from headrace.core.models.needs import FEATURES, model_needs
 from headrace.core.models.params import Param
 from headrace.core.models.registry import family_names, read_spec
 from headrace.core.models.rope import distinct_ropes, rope_numbers
-from headrace.core.models.spec import ForeignSpec, ModelSpec
+from headrace.core.models.spec import AdaptersSpec, ForeignSpec, ModelSpec
 
 SIZES = {
     "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -116,7 +116,9 @@ def test_needs_are_what_a_device_may_lack() -> None:
     assert llama4 == {"chunked_attention"}
     foreign = dataclasses.replace(tiny("llama"), foreign=ForeignSpec(attention=(), params=()))
     assert [need.feature for need in model_needs(foreign)] == ["foreign_code"]
-    asked |= t5 | llama4 | {"states", "foreign_code", "images"} | {need.feature for need in needs}
+    with_room = dataclasses.replace(tiny("llama"), adapters=AdaptersSpec(num_adapters=2, rank=4))
+    assert [need.feature for need in model_needs(with_room)] == ["lora"]
+    asked |= t5 | llama4 | {"lora", "states", "foreign_code", "images"} | {need.feature for need in needs}
     assert asked == set(FEATURES)
 
 
